@@ -1,0 +1,1 @@
+"""Deformable DETR: model, losses, data, evaluation and the training engine."""

@@ -1,0 +1,19 @@
+"""Multi-scale deformable attention (MSDA): one contract, several backends.
+
+The public surface is what this file exports. Importing it compiles nothing and touches no GPU.
+"""
+
+from ops.msda.config import KernelConfig
+from ops.msda.dispatch import BackendStatus, BackendUnavailable, backends
+from ops.msda.functional import ms_deform_attn, ms_deform_attn_fused
+from ops.msda.module import MSDeformAttn
+
+__all__ = [
+    "BackendStatus",
+    "BackendUnavailable",
+    "KernelConfig",
+    "MSDeformAttn",
+    "backends",
+    "ms_deform_attn",
+    "ms_deform_attn_fused",
+]
