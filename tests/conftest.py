@@ -1,0 +1,22 @@
+"""Fixtures of every test."""
+
+from pathlib import Path
+
+import pytest
+
+REPOSITORY = Path(__file__).resolve().parents[1]
+
+
+@pytest.fixture(scope="session")
+def repository() -> Path:
+    """The root of the checkout."""
+    return REPOSITORY
+
+
+@pytest.fixture(scope="session")
+def shared_dir() -> Path:
+    """The folder of reference tensors and real data beside the checkout; tests skip where it is absent."""
+    path = REPOSITORY.parent / "shared"
+    if not path.is_dir():
+        pytest.skip(f"the reference material is not at {path}")
+    return path
