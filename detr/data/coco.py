@@ -1,0 +1,238 @@
+"""A COCO-format dataset: an annotation file and a folder of images."""
+
+import logging
+import os
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch.utils.data import Dataset
+
+from detr.data.annotation_file import load_coco_annotations
+from detr.data.annotations import CocoAnnotations, LabelMap, PackedStrings
+from detr.data.dataset import Sample, make_sample
+from detr.data.images import read_image, read_image_size
+from detr.data.transforms import DetectionTransform
+from detr.structures import ClassTable
+
+_logger = logging.getLogger(__name__)
+
+_NUM_FILES_LISTED = 10
+
+
+@dataclass(frozen=True)
+class CocoCounts:
+    """What became of the images and boxes of an annotation file.
+
+    Attributes:
+        num_images: Images, those without boxes included.
+        num_images_without_targets: Images that have no box to train on: pure negatives.
+        num_targets: Boxes to train on.
+        num_crowd: Crowd boxes: not trained on, but in the ground truth of the evaluation.
+        num_without_area: Boxes with w <= 0 or h <= 0 within the image: not trained on.
+        num_clipped: Boxes that reach beyond their image by more than half a pixel and were cut at its edge.
+        num_sizes_from_files: Images whose size came from the image file, as the annotations give none.
+    """
+
+    num_images: int
+    num_images_without_targets: int
+    num_targets: int
+    num_crowd: int
+    num_without_area: int
+    num_clipped: int
+    num_sizes_from_files: int
+
+    def __str__(self) -> str:
+        notes = (
+            (self.num_images_without_targets, "images without boxes kept as negatives"),
+            (self.num_crowd, "crowd boxes kept for evaluation only"),
+            (self.num_without_area, "boxes without area dropped"),
+            (self.num_clipped, "boxes cut at the image's edge"),
+            (self.num_sizes_from_files, "image sizes read from the files"),
+        )
+        return ", ".join(
+            [f"{self.num_images} images, {self.num_targets} boxes"]
+            + [f"{count} {what}" for count, what in notes if count]
+        )
+
+
+class CocoDataset(Dataset[Sample]):
+    """Images and targets of a COCO-format annotation file.
+
+    Any integer category ids are fine, in any order and with gaps; names are kept. Crowd boxes and boxes without
+    area are no targets; images without boxes stay, as negatives. Everything that can be checked without
+    decoding an image is checked here, before training starts.
+
+    Args:
+        annotations: The annotation file, or what `load_coco_annotations` made of it.
+        images: The folder that its file names are relative to.
+        transforms: Augmentation or resizing.
+        label_map: "contiguous": labels 0 to C - 1 by ascending category id. "category_id": the label is the
+            category id, with C = largest id + 1 rows (91 for COCO), as the original Deformable DETR has it.
+        training: Training needs at least one box; evaluation does not, not even an `annotations` list.
+        apply_exif: Turn images as their EXIF orientation says before the boxes are used. Cameras write photos
+            lying and say so in EXIF; annotation tools show, and so label, them upright.
+
+    Attributes:
+        class_table: The classes, by label.
+        counts: What became of the images and boxes of the file.
+
+    Raises:
+        FileNotFoundError: The file, the folder or images are missing; the first of them are listed.
+        ValueError: The annotations are faulty (see `load_coco_annotations`), a file name leaves the folder, or
+            there is nothing to train on.
+    """
+
+    def __init__(
+        self,
+        annotations: str | Path | CocoAnnotations,
+        images: str | Path,
+        transforms: DetectionTransform,
+        *,
+        label_map: LabelMap = "contiguous",
+        training: bool,
+        apply_exif: bool = True,
+    ) -> None:
+        if not isinstance(annotations, CocoAnnotations):
+            annotations = load_coco_annotations(annotations, need_annotations=training)
+        self.class_table: ClassTable = annotations.class_table(label_map)
+        self._images = Path(images).expanduser()
+        self._transforms = transforms
+        self._apply_exif = apply_exif
+        _check_files(annotations.file_names, self._images, annotations.path)
+        num_unsized = int((annotations.image_sizes[:, 0] < 0).sum())
+        self._annotations = self._with_image_sizes(annotations) if num_unsized else annotations
+        boxes, kept, num_clipped = _target_boxes(self._annotations)
+        is_target = kept & ~annotations.crowd
+        self._first_box, self._boxes, self._labels = _grouped(self._annotations, boxes, is_target, self.class_table)
+        self.counts = CocoCounts(
+            num_images=len(annotations.image_ids),
+            num_images_without_targets=int((np.diff(self._first_box) == 0).sum()),
+            num_targets=int(is_target.sum()),
+            num_crowd=int(annotations.crowd.sum()),
+            num_without_area=int((~kept & ~annotations.crowd).sum()),
+            num_clipped=num_clipped,
+            num_sizes_from_files=num_unsized,
+        )
+        if training and self.counts.num_targets == 0:
+            raise ValueError(
+                f"{annotations.path} has no box to train on ({self.counts}). Is it the right annotation file?"
+            )
+        _logger.info("%s: %s", annotations.path, self.counts)
+
+    def __len__(self) -> int:
+        return len(self._annotations.image_ids)
+
+    def __getitem__(self, index: int) -> Sample:
+        """Image `index`, in file order, with its target.
+
+        Raises:
+            ValueError: The image is unreadable, or does not have the size that the annotations give.
+        """
+        image_id = int(self._annotations.image_ids[index])
+        path = self.image_path(index)
+        try:
+            image = read_image(path, apply_exif=self._apply_exif)
+        except ValueError as error:
+            raise ValueError(f"image {image_id}: {error}") from error
+        h, w = (int(side) for side in self._annotations.image_sizes[index])
+        if image.shape[1:] != (h, w):
+            raise ValueError(self._size_message(image_id, path, (image.shape[1], image.shape[2]), (h, w)))
+        rows = slice(self._first_box[index], self._first_box[index + 1])
+        return make_sample(
+            image,
+            torch.from_numpy(self._boxes[rows].astype(np.float32)),
+            torch.from_numpy(self._labels[rows].copy()),
+            image_id=image_id,
+            transforms=self._transforms,
+        )
+
+    def coco_ground_truth(self) -> dict[str, Any]:
+        """All annotations as a COCO dict; see `CocoAnnotations.ground_truth`."""
+        return self._annotations.ground_truth()
+
+    def image_path(self, index: int) -> Path:
+        """The file of image `index`."""
+        return self._images / self._annotations.file_names[index]
+
+    def _with_image_sizes(self, annotations: CocoAnnotations) -> CocoAnnotations:
+        """The annotations with the sizes they lack, read from the image files."""
+        sizes = annotations.image_sizes.copy()
+        for index in np.flatnonzero(sizes[:, 0] < 0):
+            path = self._images / annotations.file_names[int(index)]
+            sizes[index] = read_image_size(path, apply_exif=self._apply_exif)
+        return replace(annotations, image_sizes=sizes)
+
+    def _size_message(self, image_id: int, path: Path, found: tuple[int, int], given: tuple[int, int]) -> str:
+        state = "after" if self._apply_exif else "without"
+        message = (
+            f"image {image_id} ({path}) is {found[1]} x {found[0]} pixels (w x h) {state} EXIF rotation, but its "
+            f"annotations say {given[1]} x {given[0]}"
+        )
+        if found != (given[1], given[0]):
+            return f"{message}, so its boxes would be wrong. Correct the annotations or the image"
+        other = "false" if self._apply_exif else "true"
+        return (
+            f"{message}: width and height are swapped. If the boxes were drawn on the image "
+            f"{'without' if self._apply_exif else 'after'} the rotation set data.apply_exif={other}; otherwise "
+            "correct width and height in the annotations"
+        )
+
+
+def _check_files(file_names: PackedStrings, folder: Path, annotations: Path) -> None:
+    """Refuse names that leave `folder` and list the files it lacks. Reads each folder once, no file."""
+    if not folder.is_dir():
+        raise FileNotFoundError(f"there is no image folder {folder.absolute()}. Correct the path")
+    present: dict[str, set[str]] = {}
+    missing = []
+    for index in range(len(file_names)):
+        name = file_names[index]
+        relative = os.path.normpath(name)
+        if os.path.isabs(name) or relative == ".." or relative.startswith(f"..{os.sep}") or "\0" in name:
+            raise ValueError(
+                f"{annotations} names the image file {name!r}, which is outside the image folder {folder}. "
+                "File names must be relative to the folder and stay in it"
+            )
+        parent, base = os.path.split(relative)
+        if parent not in present:
+            present[parent] = _file_names_in(folder / parent)
+        if base not in present[parent]:
+            missing.append(name)
+    if missing:
+        listed = "\n  ".join(missing[:_NUM_FILES_LISTED])
+        raise FileNotFoundError(
+            f"{len(missing)} of the {len(file_names)} images of {annotations} are not in "
+            f"{folder.absolute()}; the first:\n  {listed}\nCorrect the folder, add the files, or remove the "
+            "images from the annotations"
+        )
+
+
+def _file_names_in(folder: Path) -> set[str]:
+    if not folder.is_dir():
+        return set()
+    with os.scandir(folder) as entries:
+        return {entry.name for entry in entries if entry.is_file()}
+
+
+def _target_boxes(annotations: CocoAnnotations) -> tuple[NDArray[np.float64], NDArray[np.bool_], int]:
+    """Boxes (A, 4) as (x0, y0, x1, y1) cut at the image's edge, which have an area, and how many were cut."""
+    corners = annotations.boxes.copy()
+    corners[:, 2:] += corners[:, :2]
+    sides = np.repeat(annotations.image_sizes[:, ::-1], np.diff(annotations.first_box), axis=0)  # (A, 2), w h
+    clipped = np.clip(corners, 0, np.tile(sides, 2))
+    kept = np.all((annotations.boxes[:, 2:] > 0) & (clipped[:, 2:] > clipped[:, :2]), axis=1)
+    cut = kept & ~annotations.crowd & (np.abs(clipped - corners) > 0.5).any(1)
+    return clipped, kept, int(cut.sum())
+
+
+def _grouped(
+    annotations: CocoAnnotations, boxes: NDArray[np.float64], is_target: NDArray[np.bool_], table: ClassTable
+) -> tuple[NDArray[np.int64], NDArray[np.float64], NDArray[np.int64]]:
+    """First row of each image (I + 1,), boxes (T, 4) and labels (T,) of the targets alone."""
+    first = np.concatenate(([0], np.cumsum(is_target)))[annotations.first_box].astype(np.int64)
+    label_of_id = {category_id: label for label, category_id in enumerate(table.category_ids)}
+    label_of_category = np.array([label_of_id[category_id] for category_id in annotations.category_ids])
+    return first, boxes[is_target], label_of_category[annotations.categories[is_target]]

@@ -1,0 +1,59 @@
+"""What every dataset here offers, and the last step they share: an image and its boxes become a sample."""
+
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+from torchvision.ops import box_convert
+
+from detr.data.transforms import DetectionTransform
+from detr.structures import ClassTable, Target
+
+Sample = tuple[Tensor, Target]
+"""An image (3, h, w) uint8 RGB and its target."""
+
+
+class DetectionDataset(Protocol):
+    """A map-style dataset of samples whose ground truth the COCO evaluator can read."""
+
+    @property
+    def class_table(self) -> ClassTable:
+        """The classes, by label."""
+
+    def __len__(self) -> int:
+        """The number of images."""
+
+    def __getitem__(self, index: int, /) -> Sample:
+        """Image `index` with its target, transformed. Draws from the global RNGs only."""
+
+    def coco_ground_truth(self) -> dict[str, Any]:
+        """All annotations as a COCO dict, crowds included, annotation ids from 1."""
+
+
+def make_sample(
+    image: Tensor,
+    boxes: Tensor,
+    labels: Tensor,
+    *,
+    image_id: int,
+    transforms: DetectionTransform,
+) -> Sample:
+    """Transform an image with its boxes and describe the result as a target.
+
+    Args:
+        image: (3, h, w) uint8 RGB, as in the file.
+        boxes: (T, 4) float32 (x0, y0, x1, y1) in pixels of that image.
+        labels: (T,) int64.
+        image_id: The id in the annotation file.
+        transforms: What to do with them.
+    """
+    orig_size = (image.shape[1], image.shape[2])
+    image, boxes, labels = transforms(image, boxes, labels)
+    h, w = image.shape[1:]
+    sides = torch.tensor([w, h, w, h], dtype=torch.float32)
+    return image, Target(
+        labels=labels,
+        boxes=box_convert(boxes, "xyxy", "cxcywh") / sides,
+        image_id=image_id,
+        orig_size=orig_size,
+    )
