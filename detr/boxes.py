@@ -39,3 +39,12 @@ def _guarded_ratio(numerator: Tensor, denominator: Tensor) -> Tensor:
     positive = denominator > 0
     # the inner where keeps 0 / 0 out of the gradient, which the outer one alone would turn into NaN
     return torch.where(positive, numerator / torch.where(positive, denominator, 1.0), 0.0)
+
+
+def inverse_sigmoid(coordinates: Tensor, eps: float = 1e-5) -> Tensor:
+    """Logit of `coordinates` in [0, 1], which are clamped to [eps, 1 - eps] on each side of the fraction.
+
+    Recipe of Deformable DETR: numerator and denominator are clamped apart, so 0 and 1 stay finite.
+    """
+    coordinates = coordinates.clamp(0, 1)
+    return torch.log(coordinates.clamp(min=eps) / (1 - coordinates).clamp(min=eps))

@@ -3,6 +3,10 @@
 from pathlib import Path
 
 import pytest
+import torch
+
+# tests run side by side in one process a core; threads within them would only fight
+torch.set_num_threads(1)
 
 REPOSITORY = Path(__file__).resolve().parents[1]
 

@@ -1,0 +1,1 @@
+"""Weights of other codebases, by name."""

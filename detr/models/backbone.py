@@ -1,0 +1,145 @@
+"""Any timm backbone as a feature pyramid. Normalises the pixels, since mean and std belong to the weights."""
+
+import logging
+import re
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import safetensors.torch
+import timm
+import torch
+from timm.utils.model import freeze_batch_norm_2d
+from torch import Tensor, nn
+
+from detr.structures import ImageBatch
+
+logger = logging.getLogger(__name__)
+
+
+class Backbone(nn.Module):
+    """A timm model with `features_only=True`; channels and strides are asked, never assumed.
+
+    Args:
+        name: timm model name.
+        pretrained: False: random weights. True: timm downloads its default weights of this model. A path:
+            weights of this timm model in a local .safetensors, .pth or .pt file; a classifier in it is left
+            out, a missing weight is an error.
+        out_indices: Which of timm's feature levels to return, fine to coarse.
+        freeze: Names of child modules whose parameters do not train, e.g. [conv1, bn1, layer1].
+        freeze_norm: Turn batch norms into fixed affine maps with the statistics they hold (FrozenBatchNorm2d,
+            DETR's choice). Only right for pretrained weights: with random ones the statistics are not yet any.
+        output_stride: Dilate the last stages so that the total stride stays at this number (DC5: 16). None
+            leaves the model as it is.
+        mean: RGB means of pixels in [0, 1]; None takes those the timm weights were trained with.
+        std: Likewise the standard deviations.
+        timm_args: Further arguments of this timm model, e.g. {strict_img_size: false} for Swin.
+
+    Raises:
+        ValueError: An unknown model name or child module, or a weight file that does not fit.
+        FileNotFoundError: `pretrained` is a path without a file.
+    """
+
+    pixel_mean: Tensor
+    pixel_std: Tensor
+
+    def __init__(
+        self,
+        name: str,
+        *,
+        pretrained: bool | str = False,
+        out_indices: Sequence[int] = (2, 3, 4),
+        freeze: Sequence[str] = (),
+        freeze_norm: bool = True,
+        output_stride: int | None = None,
+        mean: Sequence[float] | None = None,
+        std: Sequence[float] | None = None,
+        timm_args: Mapping[str, Any] | None = None,
+    ) -> None:
+        super().__init__()
+        if not timm.is_model(name):
+            close = timm.list_models(f"*{name.split('_')[0]}*")[:8]
+            raise ValueError(f"backbone.name={name!r} is not a timm model; similar names: {', '.join(close)}")
+        arguments = dict(timm_args or {})
+        if output_stride is not None:
+            arguments["output_stride"] = output_stride
+        # timm types what it returns as a plain module
+        net: Any = timm.create_model(
+            name,
+            pretrained=pretrained is True,
+            features_only=True,
+            out_indices=tuple(out_indices),
+            **arguments,
+        )
+        self.channels: tuple[int, ...] = tuple(net.feature_info.channels())
+        self.strides: tuple[int, ...] = tuple(net.feature_info.reduction())
+        self._channels_last = str(getattr(net, "output_fmt", "NCHW")).endswith("NHWC")
+        config = net.pretrained_cfg
+        if isinstance(pretrained, str):
+            _load_local_weights(net, Path(pretrained))
+        self.net = freeze_batch_norm_2d(net) if freeze_norm else net
+        _freeze_children(self.net, freeze)
+        pixel_mean = torch.tensor(config["mean"] if mean is None else mean).view(1, 3, 1, 1)
+        pixel_std = torch.tensor(config["std"] if std is None else std).view(1, 3, 1, 1)
+        # not in the state_dict: they are configuration, and checkpoints of other codebases lack them
+        self.register_buffer("pixel_mean", pixel_mean, persistent=False)
+        self.register_buffer("pixel_std", pixel_std, persistent=False)
+
+    def forward(self, images: ImageBatch) -> tuple[Tensor, ...]:
+        """Feature maps (N, C_i, H / stride_i, W / stride_i), fine to coarse."""
+        pixels = images.pixels.to(self.pixel_mean.dtype) / 255
+        pixels = (pixels - self.pixel_mean) / self.pixel_std
+        # padding is zero after normalisation, as DETR pads normalised images
+        pixels = pixels.masked_fill(images.padding_mask[:, None], 0)
+        features = self.net(pixels)
+        if self._channels_last:
+            features = [feature.permute(0, 3, 1, 2) for feature in features]
+        return tuple(features)
+
+
+def _freeze_children(net: nn.Module, names: Sequence[str]) -> None:
+    children = dict(net.named_children())
+    for name in names:
+        if name not in children:
+            raise ValueError(
+                f"backbone.freeze names {name!r}, which this backbone does not have; it has: {', '.join(children)}"
+            )
+        children[name].requires_grad_(False)
+
+
+def _load_local_weights(net: nn.Module, path: Path) -> None:
+    if not path.is_file():
+        raise FileNotFoundError(
+            f"backbone.pretrained={path} is not a file; give the path of a .safetensors, .pth or .pt file, "
+            "or true to let timm download its weights, or false for random ones"
+        )
+    if path.suffix == ".safetensors":
+        weights = safetensors.torch.load_file(path)
+    else:
+        weights = torch.load(path, map_location="cpu", weights_only=True)
+        for wrapper in ("model", "state_dict"):
+            weights = weights.get(wrapper, weights)
+    # timm flattens sequential stages for feature extraction: its file says stages.0, the module stages_0
+    by_module_name = {re.sub(r"^([a-z]+)\.(\d+)\.", r"\1_\2.", key): key for key in weights}
+    state: dict[str, Tensor] = {}
+    missing = []
+    for name, own in net.state_dict().items():
+        key = name if name in weights else by_module_name.get(name)
+        if key is None:
+            # a counter that only momentum=None batch norms read
+            if not name.endswith("num_batches_tracked"):
+                missing.append(name)
+        elif weights[key].shape != own.shape:
+            raise ValueError(
+                f"{path}: {key} has shape {tuple(weights[key].shape)}, this backbone needs {tuple(own.shape)}; "
+                "is the file of another model?"
+            )
+        else:
+            state[name] = weights[key]
+    if missing:
+        raise ValueError(
+            f"{path} lacks {len(missing)} of {len(net.state_dict())} weights of this backbone, first "
+            f"{', '.join(missing[:5])}; is the file of another model?"
+        )
+    net.load_state_dict(state, strict=False)
+    logger.info("backbone weights: %d tensors from %s, %d left out", len(state), path, len(weights) - len(state))

@@ -1,0 +1,54 @@
+"""Backbone features to the transformer's levels, all of one width."""
+
+from collections.abc import Sequence
+
+from torch import Tensor, nn
+
+
+class Neck(nn.Module):
+    """One 1x1 convolution a backbone feature, then stride-2 3x3 ones for coarser levels; group norm after each.
+
+    The first extra level looks at the raw last feature, each further one at the level before it (recipe,
+    section 6.1). Xavier weights, zero biases.
+
+    Args:
+        in_channels: Channels of the backbone features, fine to coarse.
+        d_model: Channels C of every level.
+        num_levels: Levels L, at least as many as features.
+        num_groups: Groups of the group norm.
+
+    Raises:
+        ValueError: Fewer levels than features.
+    """
+
+    def __init__(
+        self, in_channels: Sequence[int], d_model: int = 256, num_levels: int = 4, num_groups: int = 32
+    ) -> None:
+        super().__init__()
+        if num_levels < len(in_channels):
+            raise ValueError(
+                f"num_levels={num_levels} is below the {len(in_channels)} features of the backbone; "
+                "raise num_levels or shorten backbone.out_indices"
+            )
+        self.num_features = len(in_channels)
+        convolutions = [nn.Conv2d(channels, d_model, kernel_size=1) for channels in in_channels]
+        channels = in_channels[-1]
+        for _ in range(num_levels - len(in_channels)):
+            convolutions.append(nn.Conv2d(channels, d_model, kernel_size=3, stride=2, padding=1))
+            channels = d_model
+        self.input_proj = nn.ModuleList(
+            nn.Sequential(convolution, nn.GroupNorm(num_groups, d_model)) for convolution in convolutions
+        )
+        for convolution in convolutions:
+            nn.init.xavier_uniform_(convolution.weight)
+            if convolution.bias is not None:
+                nn.init.zeros_(convolution.bias)
+
+    def forward(self, features: Sequence[Tensor]) -> list[Tensor]:
+        """Levels (N, C, H_l, W_l), fine to coarse."""
+        levels = [projection(feature) for projection, feature in zip(self.input_proj, features, strict=False)]
+        source = features[-1]
+        for projection in self.input_proj[self.num_features :]:
+            levels.append(projection(source))
+            source = levels[-1]
+        return levels

@@ -1,0 +1,110 @@
+"""Backbones through timm."""
+
+import pytest
+import torch
+from safetensors.torch import save_file
+
+from detr.models.backbone import Backbone
+from detr.structures import ImageBatch
+
+
+@pytest.mark.parametrize(
+    ("name", "out_indices", "timm_args"),
+    [
+        ("resnet18", (2, 3, 4), {}),
+        ("tf_efficientnet_lite0", (2, 3, 4), {}),
+        ("convnext_atto", (1, 2, 3), {}),
+        ("swin_tiny_patch4_window7_224", (1, 2, 3), {"strict_img_size": False}),
+    ],
+)
+def test_features_have_the_stated_channels_and_strides(name, out_indices, timm_args):
+    backbone = Backbone(name, out_indices=out_indices, freeze_norm=False, timm_args=timm_args).eval()
+    images = ImageBatch.from_images([torch.randint(0, 256, (3, 64, 96), dtype=torch.uint8)])
+    features = backbone(images)
+    assert backbone.strides == (8, 16, 32)
+    for feature, channels, stride in zip(features, backbone.channels, backbone.strides, strict=True):
+        assert feature.shape == (1, channels, 64 // stride, 96 // stride)
+
+
+def test_pixels_are_normalised_and_padding_is_zero():
+    backbone = Backbone("resnet18", mean=(0.5, 0.4, 0.3), std=(0.2, 0.3, 0.4))
+    seen = {}
+    backbone.net.register_forward_pre_hook(lambda _, inputs: seen.update(pixels=inputs[0]))
+    images = ImageBatch.from_images([torch.full((3, 64, 64), 255, dtype=torch.uint8)], pad_to=96)
+    backbone(images)
+    expected = torch.tensor([(1 - 0.5) / 0.2, (1 - 0.4) / 0.3, (1 - 0.3) / 0.4])
+    torch.testing.assert_close(seen["pixels"][0, :, 10, 20], expected)
+    assert (seen["pixels"][0, :, 64:] == 0).all()
+    assert (seen["pixels"][0, :, :, 64:] == 0).all()
+
+
+def test_frozen_norms_do_not_follow_the_data():
+    torch.manual_seed(0)
+    images = ImageBatch.from_images([torch.randint(0, 256, (3, 64, 64), dtype=torch.uint8)])
+    backbone = Backbone("resnet18", freeze_norm=True).train()
+    before = {name: tensor.clone() for name, tensor in backbone.state_dict().items()}
+    backbone(images)
+    after = backbone.state_dict()
+    assert all(torch.equal(before[name], after[name]) for name in before)
+    torch.testing.assert_close(backbone(images)[-1], backbone.eval()(images)[-1])
+
+
+def test_frozen_children_do_not_train():
+    backbone = Backbone("resnet18", freeze=("conv1", "layer1"))
+    trainable = {name.split(".")[1] for name, p in backbone.named_parameters() if p.requires_grad}
+    assert trainable == {"layer2", "layer3", "layer4"}
+
+
+@pytest.mark.parametrize("suffix", [".safetensors", ".pth"])
+@pytest.mark.parametrize("name", ["resnet18", "convnext_atto"])
+def test_local_weights_round_trip(tmp_path, name, suffix):
+    """A whole timm model's file, classifier and dotted stage names included, fills every feature weight."""
+    import timm
+
+    torch.manual_seed(0)
+    weights = timm.create_model(name).state_dict()
+    path = tmp_path / f"weights{suffix}"
+    if suffix == ".safetensors":
+        save_file(weights, path)
+    else:
+        torch.save(weights, path)
+    out_indices = (2, 3) if name == "resnet18" else (1, 2)
+    backbone = Backbone(name, pretrained=str(path), out_indices=out_indices, freeze_norm=False)
+    for key, tensor in backbone.net.state_dict().items():
+        original = key if key in weights else key.replace("_", ".", 1)
+        assert torch.equal(tensor, weights[original]), key
+
+
+def test_reference_lite0_weights_load_whole(shared_dir):
+    path = shared_dir / "weights" / "tf_efficientnet_lite0.fp16.safetensors"
+    random = Backbone("tf_efficientnet_lite0", freeze_norm=True)
+    loaded = Backbone("tf_efficientnet_lite0", pretrained=str(path), freeze_norm=True)
+    assert loaded.pixel_mean.flatten().tolist() == [0.5, 0.5, 0.5]
+    states = zip(random.state_dict().values(), loaded.state_dict().values(), strict=True)
+    assert all(not torch.equal(a, b) for a, b in states)
+
+
+class TestBadInput:
+    def test_unknown_model(self):
+        with pytest.raises(ValueError, match=r"backbone.name='resnet51' is not a timm model; similar names: "):
+            Backbone("resnet51")
+
+    def test_unknown_child(self):
+        with pytest.raises(ValueError, match=r"'layer9', which this backbone does not have; it has: conv1, bn1"):
+            Backbone("resnet18", freeze=("layer9",))
+
+    def test_missing_file(self):
+        with pytest.raises(FileNotFoundError, match=r"backbone.pretrained=/nowhere/w.pth is not a file"):
+            Backbone("resnet18", pretrained="/nowhere/w.pth")
+
+    def test_file_of_another_model(self, tmp_path):
+        path = tmp_path / "other.safetensors"
+        save_file({"conv1.weight": torch.zeros(64, 3, 7, 7)}, path)
+        with pytest.raises(ValueError, match=r"lacks .* weights of this backbone"):
+            Backbone("resnet18", pretrained=str(path))
+
+    def test_wrong_shape(self, tmp_path):
+        path = tmp_path / "other.safetensors"
+        save_file({"conv1.weight": torch.zeros(1, 3, 7, 7)}, path)
+        with pytest.raises(ValueError, match=r"conv1.weight has shape \(1, 3, 7, 7\), this backbone needs"):
+            Backbone("resnet18", pretrained=str(path))
