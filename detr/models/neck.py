@@ -14,7 +14,8 @@ class Neck(nn.Module):
     Args:
         in_channels: Channels of the backbone features, fine to coarse.
         d_model: Channels C of every level.
-        num_levels: Levels L, at least as many as features.
+        num_levels: Levels L. With fewer levels than features, the finest features go unused: 1 is the paper's
+            single-scale model on C5.
         num_groups: Groups of the group norm.
 
     Raises:
@@ -25,11 +26,9 @@ class Neck(nn.Module):
         self, in_channels: Sequence[int], d_model: int = 256, num_levels: int = 4, num_groups: int = 32
     ) -> None:
         super().__init__()
-        if num_levels < len(in_channels):
-            raise ValueError(
-                f"num_levels={num_levels} is below the {len(in_channels)} features of the backbone; "
-                "raise num_levels or shorten backbone.out_indices"
-            )
+        if num_levels < 1:
+            raise ValueError(f"num_levels must be at least 1; got {num_levels}")
+        in_channels = in_channels[-num_levels:]
         self.num_features = len(in_channels)
         convolutions = [nn.Conv2d(channels, d_model, kernel_size=1) for channels in in_channels]
         channels = in_channels[-1]
@@ -46,6 +45,7 @@ class Neck(nn.Module):
 
     def forward(self, features: Sequence[Tensor]) -> list[Tensor]:
         """Levels (N, C, H_l, W_l), fine to coarse."""
+        features = features[-self.num_features :]
         levels = [projection(feature) for projection, feature in zip(self.input_proj, features, strict=False)]
         source = features[-1]
         for projection in self.input_proj[self.num_features :]:

@@ -208,6 +208,15 @@ class TestBadSettings:
         with pytest.raises(ValueError, match=field):
             small_detector(**{field: 0})
 
-    def test_more_features_than_levels(self, small_detector):
-        with pytest.raises(ValueError, match="num_levels=2 is below the 3 features"):
-            small_detector(num_levels=2)
+    def test_no_levels(self, small_detector):
+        with pytest.raises(ValueError, match="num_levels must be at least 1; got 0"):
+            small_detector(num_levels=0)
+
+
+def test_fewer_levels_than_features_use_the_coarsest(small_detector, batch):
+    torch.manual_seed(0)
+    three_features = small_detector(num_levels=1)
+    torch.manual_seed(0)
+    one_feature = small_detector(num_levels=1, out_indices=(4,))
+    images = batch().images
+    torch.testing.assert_close(three_features(images).layer_boxes, one_feature(images).layer_boxes)
