@@ -1,0 +1,160 @@
+"""Checkpoints: tensors and plain Python only, so that `torch.load(weights_only=True)` reads them."""
+
+import json
+import os
+import pickle
+import shutil
+from dataclasses import asdict, dataclass, fields
+from pathlib import Path
+from typing import Any
+from zipfile import BadZipFile
+
+import torch
+from torch import Tensor
+
+from detr.structures import ClassTable
+
+FORMAT_VERSION = 1
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """All that a run is after an epoch.
+
+    Attributes:
+        epoch: Epochs finished.
+        global_step: Optimizer steps made.
+        model: State dict of the detector.
+        optimizer: State dict.
+        schedule: State dict.
+        scaler: State dict; empty when nothing is scaled.
+        ema: State of the averaged copy, or None.
+        random_states: Of each rank.
+        class_table: What the labels mean.
+        preprocessing: How images were made into what the model sees in evaluation, as plain JSON.
+        config: The resolved configuration of the run, as plain JSON.
+        metrics: Of the last evaluation, by name; empty before the first.
+        best: Of the best evaluation so far: {"epoch", "AP"}; empty before the first.
+    """
+
+    epoch: int
+    global_step: int
+    model: dict[str, Tensor]
+    optimizer: dict[str, Any]
+    schedule: dict[str, Any]
+    scaler: dict[str, Any]
+    ema: dict[str, Any] | None
+    random_states: list[dict[str, Any]]
+    class_table: ClassTable
+    preprocessing: dict[str, Any]
+    config: dict[str, Any]
+    metrics: dict[str, Any]
+    best: dict[str, Any]
+
+    @property
+    def weights(self) -> dict[str, Tensor]:
+        """The weights that were evaluated: the averaged ones where the run kept an average."""
+        return self.model if self.ema is None else self.ema["model"]
+
+
+def save_checkpoint(checkpoint: Checkpoint, path: Path) -> None:
+    """Write `checkpoint` to `path`, which holds the old or the new one at every moment.
+
+    Raises:
+        TypeError: `preprocessing`, `config` or metrics hold something that JSON does not.
+        OSError: The disk is full or the folder is not writable; `path` is left as it was.
+    """
+    payload = {field.name: getattr(checkpoint, field.name) for field in fields(checkpoint)}
+    payload["class_table"] = {
+        "names": list(checkpoint.class_table.names),
+        "category_ids": list(checkpoint.class_table.category_ids),
+    }
+    for name in ("preprocessing", "config", "metrics", "best"):
+        payload[name] = json.loads(json.dumps(payload[name]))
+    payload["format_version"] = FORMAT_VERSION
+    temporary = _temporary(path)
+    try:
+        with temporary.open("wb") as file:
+            torch.save(payload, file)
+            file.flush()
+            os.fsync(file.fileno())
+        temporary.replace(path)
+    finally:
+        temporary.unlink(missing_ok=True)
+    _sync_folder(path.parent)
+
+
+def copy_checkpoint(source: Path, target: Path) -> None:
+    """Make `target` the same file as `source`, without a moment at which `target` is half written.
+
+    A hard link where the file system has them: checkpoints are replaced, never changed.
+    """
+    temporary = _temporary(target)
+    temporary.unlink(missing_ok=True)
+    try:
+        try:
+            os.link(source, temporary)
+        except OSError:
+            shutil.copyfile(source, temporary)
+        temporary.replace(target)
+    finally:
+        temporary.unlink(missing_ok=True)
+    _sync_folder(target.parent)
+
+
+def load_checkpoint(path: str | Path) -> Checkpoint:
+    """Read a checkpoint onto the CPU. Runs no code from the file.
+
+    Raises:
+        FileNotFoundError: There is no such file.
+        ValueError: It is not a checkpoint of this project, is damaged, or was written by a newer version.
+    """
+    path = Path(path)
+    if not path.is_file():
+        raise FileNotFoundError(f"no checkpoint at {path}{_neighbours(path)}")
+    try:
+        payload = torch.load(path, map_location="cpu", weights_only=True)
+    except (RuntimeError, EOFError, BadZipFile, pickle.UnpicklingError, ValueError) as error:
+        raise ValueError(
+            f"{path} cannot be read as a checkpoint; it is damaged, cut short or not ours "
+            f"({type(error).__name__}). Give a last.pt or best.pt that tools/train.py wrote"
+        ) from error
+    if not isinstance(payload, dict) or "format_version" not in payload:
+        found = ", ".join(sorted(map(str, payload))[:6]) if isinstance(payload, dict) else type(payload).__name__
+        raise ValueError(
+            f"{path} is no checkpoint of this project; it holds {found}. Give a last.pt or best.pt that "
+            "tools/train.py wrote"
+        )
+    version = payload.pop("format_version")
+    if version > FORMAT_VERSION:
+        raise ValueError(
+            f"{path} has checkpoint format {version}; this version reads up to {FORMAT_VERSION}. Update deformable-detr"
+        )
+    table = payload.pop("class_table")
+    class_table = ClassTable(tuple(table["names"]), tuple(table["category_ids"]))
+    return Checkpoint(class_table=class_table, **payload)
+
+
+def class_table_json(class_table: ClassTable) -> dict[str, Any]:
+    """A class table as plain JSON."""
+    return {name: list(value) for name, value in asdict(class_table).items()}
+
+
+def _temporary(path: Path) -> Path:
+    return path.with_name(f".{path.name}.tmp")
+
+
+def _sync_folder(folder: Path) -> None:
+    """Make a rename survive a power cut."""
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _neighbours(path: Path) -> str:
+    if not path.parent.is_dir():
+        return f"; the folder {path.parent} does not exist"
+    found = sorted(file.name for file in path.parent.glob("*.pt"))
+    return f"; that folder has {', '.join(found[:8])}" if found else "; that folder has no .pt file"

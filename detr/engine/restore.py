@@ -1,0 +1,116 @@
+"""A checkpoint back into a training run."""
+
+import logging
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from detr.distributed import DistributedContext
+from detr.engine.checkpoint import Checkpoint, load_checkpoint
+from detr.engine.random_state import restore_random_state
+from detr.engine.state import TrainState
+from detr.engine.weights import load_weights
+from detr.structures import ClassTable
+
+_logger = logging.getLogger(__name__)
+
+
+@dataclass
+class Progress:
+    """How far a run has come.
+
+    Attributes:
+        epoch: Epochs finished.
+        global_step: Optimizer steps made.
+        metrics: Of the last evaluation, by name; empty before the first.
+        best: Of the best evaluation: {"epoch", "AP"}; empty before the first.
+    """
+
+    epoch: int = 0
+    global_step: int = 0
+    metrics: dict[str, Any] = field(default_factory=dict)
+    best: dict[str, Any] = field(default_factory=dict)
+
+
+def resume(state: TrainState, path: Path, *, class_table: ClassTable, context: DistributedContext) -> Progress:
+    """Go on from a checkpoint, exactly as if the run had not stopped, if the ranks are as many.
+
+    Where this run is configured otherwise than the saved one, its own settings count.
+
+    Args:
+        state: Freshly built; receives what the checkpoint holds, and the process its random streams.
+        path: The checkpoint.
+        class_table: Of the dataset.
+        context: Ranks and device.
+
+    Raises:
+        FileNotFoundError: There is no such file.
+        ValueError: It is damaged, or of other classes, another model or another optimizer.
+    """
+    checkpoint = load_checkpoint(path)
+    _require_same_classes(checkpoint.class_table, class_table, path)
+    restore(state, checkpoint, source=str(path))
+    num_saved_ranks = len(checkpoint.random_states)
+    if num_saved_ranks == context.world_size:
+        restore_random_state(checkpoint.random_states[context.rank], state.device)
+    else:
+        _logger.warning(
+            "resuming on %d ranks what %d ranks trained: batches and dropout differ from an unbroken run",
+            context.world_size,
+            num_saved_ranks,
+        )
+    return Progress(checkpoint.epoch, checkpoint.global_step, checkpoint.metrics, checkpoint.best)
+
+
+def restore(state: TrainState, checkpoint: Checkpoint, *, source: str) -> None:
+    """Put weights, optimizer, schedule, scaler and average where they were.
+
+    Rates, decay and all other options of the optimizer are those of this run's configuration, not the saved
+    ones: what the configuration says is what happens.
+
+    Args:
+        source: Where the checkpoint comes from, for messages.
+
+    Raises:
+        ValueError: The model or the parameter groups are others.
+    """
+    load_weights(state.detector, checkpoint.model, reset_head=False, source=source)
+    options = [
+        {name: value for name, value in group.items() if name != "params"} for group in state.optimizer.param_groups
+    ]
+    saved_sizes = [len(group["params"]) for group in checkpoint.optimizer["param_groups"]]
+    sizes = [len(group["params"]) for group in state.optimizer.param_groups]
+    if saved_sizes != sizes:
+        raise ValueError(
+            f"{source}: its optimizer trained {saved_sizes} tensors by group, this run trains {sizes}; freeze the "
+            "same parts of the backbone, or use init_from to start a new run from its weights"
+        )
+    state.optimizer.load_state_dict(checkpoint.optimizer)
+    for group, own in zip(state.optimizer.param_groups, options, strict=True):
+        group.update(own)
+    state.schedule.load_state_dict(checkpoint.schedule)
+    if checkpoint.scaler:
+        state.scaler.load_state_dict(checkpoint.scaler)
+    if state.ema is not None:
+        if checkpoint.ema is None:
+            _logger.warning("%s holds no averaged weights; the average starts from its plain ones", source)
+            state.ema.module.load_state_dict(checkpoint.model)
+        else:
+            state.ema.load_state_dict(checkpoint.ema)
+
+
+def _require_same_classes(saved: ClassTable, own: ClassTable, path: Path) -> None:
+    """Refuse to resume a checkpoint whose labels mean something else than the dataset's.
+
+    Raises:
+        ValueError: The class tables differ; names what differs.
+    """
+    if saved == own:
+        return
+    saved_rows = set(zip(saved.category_ids, saved.names, strict=True))
+    own_rows = set(zip(own.category_ids, own.names, strict=True))
+    raise ValueError(
+        f"{path} was trained on {saved.num_classes} classes, the dataset has {own.num_classes}. Only in the "
+        f"checkpoint: {sorted(saved_rows - own_rows)[:5]}; only in the dataset: "
+        f"{sorted(own_rows - saved_rows)[:5]}. Use init_from to start a new run from its weights"
+    )

@@ -1,0 +1,193 @@
+"""The folder of a run: claimed by one configuration, resumed or refused, never overwritten."""
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from omegaconf import OmegaConf
+
+from detr.telemetry.environment import collect_environment
+
+LAST = "last.pt"
+BEST = "best.pt"
+METRICS = "metrics.json"
+METRICS_LOG = "metrics.jsonl"
+CONFIG = "config.yaml"
+PREDICTIONS = "predictions.json"
+
+# a folder with one of these holds results that must not be lost
+_RESULTS = (LAST, BEST, METRICS, PREDICTIONS)
+
+# keys that change where a run computes and what it says, not what it computes
+HARMLESS_KEYS = (
+    "name",
+    "output_dir",
+    "resume",
+    "init_from",
+    "reset_head",
+    "device",
+    "logger",
+    "data.num_workers",
+    "trainer.log_every",
+    "trainer.keep_last",
+)
+
+
+@dataclass(frozen=True)
+class RunFolder:
+    """Where a run writes.
+
+    Attributes:
+        path: The folder; made by `write_config`.
+        resume_from: The checkpoint to go on from, or None for a new run.
+    """
+
+    path: Path
+    resume_from: Path | None
+
+    @property
+    def is_new(self) -> bool:
+        """Whether nothing of this run is in the folder yet."""
+        return self.resume_from is None or self.resume_from.resolve() != self.last.resolve()
+
+    @property
+    def last(self) -> Path:
+        return self.path / LAST
+
+    @property
+    def best(self) -> Path:
+        return self.path / BEST
+
+    @property
+    def metrics(self) -> Path:
+        """The numbers of the last evaluation."""
+        return self.path / METRICS
+
+    @property
+    def metrics_log(self) -> Path:
+        """Every logged number."""
+        return self.path / METRICS_LOG
+
+
+def open_run_folder(output_dir: str | Path, config: Mapping[str, Any], *, resume: str) -> RunFolder:
+    """Decide whether a training run starts in `output_dir`, goes on there, or must not touch it.
+
+    Args:
+        output_dir: Need not exist.
+        config: The resolved configuration, plain Python.
+        resume: "auto" goes on from last.pt if the folder holds one of the same configuration; "never" wants a
+            folder without a run; a path goes on from that checkpoint, whatever its configuration.
+
+    Raises:
+        ValueError: The folder holds another run, whose differing keys are named, or a run when
+            `resume=never`.
+        FileNotFoundError: `resume` is a path without a file.
+    """
+    path = Path(output_dir)
+    if path.exists() and not path.is_dir():
+        raise ValueError(f"output_dir={path} is a file; give a folder")
+    results = _results_in(path)
+    if resume not in ("auto", "never"):
+        checkpoint = Path(resume)
+        if not checkpoint.is_file():
+            raise FileNotFoundError(
+                f"resume={resume}: no such checkpoint; give a last.pt, or resume=auto or resume=never"
+            )
+        if results and checkpoint.resolve() != (path / LAST).resolve():
+            raise ValueError(
+                f"resume={resume} would go on in {path}, which holds a run of its own ({', '.join(results)}); "
+                f"resume from {path / LAST}, or give another name="
+            )
+    elif not results:
+        checkpoint = None
+    else:
+        if resume == "never":
+            raise ValueError(
+                f"{path} already holds a run ({', '.join(results)}) and resume=never; give another name=, or "
+                "resume=auto to go on with it"
+            )
+        _require_same_run(path, config)
+        checkpoint = path / LAST if (path / LAST).is_file() else None
+    return RunFolder(path, checkpoint)
+
+
+def open_result_folder(output_dir: str | Path, config: Mapping[str, Any]) -> Path:
+    """The folder of an evaluation or a prediction: new, or of the same configuration, which may be repeated.
+
+    Raises:
+        ValueError: The folder holds something else.
+    """
+    path = Path(output_dir)
+    if path.exists() and not path.is_dir():
+        raise ValueError(f"output_dir={path} is a file; give a folder")
+    if _results_in(path):
+        _require_same_run(path, config)
+    return path
+
+
+def start_run_folder(folder: RunFolder, config: Mapping[str, Any]) -> None:
+    """Write what the run is and what it runs on, before its first step."""
+    write_config(folder.path, config)
+    write_json(folder.path / "environment.json", collect_environment())
+
+
+def write_config(folder: Path, config: Mapping[str, Any]) -> None:
+    """Make the folder and write the resolved configuration to its config.yaml."""
+    folder.mkdir(parents=True, exist_ok=True)
+    OmegaConf.save(OmegaConf.create(dict(config)), folder / CONFIG)
+
+
+def write_json(path: Path, value: Any) -> None:
+    """Write plain JSON; a reader never sees half a file."""
+    partial = path.with_name(f".{path.name}.partial")
+    partial.write_text(json.dumps(value, indent=2, allow_nan=False) + "\n", encoding="utf-8")
+    partial.replace(path)
+
+
+def config_differences(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
+    """The keys that differ, as "key: old -> new", without the harmless ones."""
+    old_values, new_values = _flatten(old), _flatten(new)
+    absent = "(absent)"
+    return [
+        f"{key}: {old_values.get(key, absent)} -> {new_values.get(key, absent)}"
+        for key in sorted(old_values.keys() | new_values.keys())
+        if old_values.get(key, absent) != new_values.get(key, absent) and not _is_harmless(key)
+    ]
+
+
+def _require_same_run(path: Path, config: Mapping[str, Any]) -> None:
+    results = ", ".join(_results_in(path))
+    if not (path / CONFIG).is_file():
+        raise ValueError(
+            f"{path} holds results ({results}) but no {CONFIG}, so it cannot be told whose they are; give another name="
+        )
+    stored = OmegaConf.to_container(OmegaConf.load(path / CONFIG))
+    assert isinstance(stored, dict)
+    differences = config_differences({str(key): value for key, value in stored.items()}, config)
+    if differences:
+        shown = "\n".join(f"  {line}" for line in differences[:15])
+        more = f"\n  and {len(differences) - 15} more" if len(differences) > 15 else ""
+        raise ValueError(
+            f"{path} already holds a different run ({results}). It differs in:\n{shown}{more}\n"
+            "Give another name=, or the settings of that run"
+        )
+
+
+def _results_in(path: Path) -> list[str]:
+    found = [name for name in _RESULTS if (path / name).exists()]
+    return found + sorted(file.name for file in path.glob("epoch_*.pt"))
+
+
+def _is_harmless(key: str) -> bool:
+    return any(key == harmless or key.startswith(harmless + ".") for harmless in HARMLESS_KEYS)
+
+
+def _flatten(config: Any, prefix: str = "") -> dict[str, Any]:
+    if isinstance(config, Mapping) and config:
+        flat: dict[str, Any] = {}
+        for key, value in config.items():
+            flat |= _flatten(value, f"{prefix}.{key}" if prefix else str(key))
+        return flat
+    return {prefix: list(config) if isinstance(config, list | tuple) else config}

@@ -1,0 +1,108 @@
+"""The moving parts of a training run, and how they are put together."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import nn
+from torch.amp.grad_scaler import GradScaler
+from torch.nn.modules.batchnorm import _BatchNorm
+from torch.nn.parallel import DistributedDataParallel
+from torch.optim import Optimizer
+
+from detr.distributed import DistributedContext
+from detr.engine.ema import EMA
+from detr.engine.precision import Precision
+from detr.engine.schedule import LRCurve, LRSchedule
+from detr.losses import SetCriterion
+
+
+@dataclass(frozen=True)
+class TrainState:
+    """What a step changes, and what it needs to do so.
+
+    Attributes:
+        model: The detector on `device`, in training mode, wrapped in DDP when there are several ranks.
+        criterion: The loss, on `device`.
+        optimizer: Over the model's trainable parameters.
+        schedule: Of the optimizer's rates.
+        precision: Of the forward and backward pass.
+        scaler: From `precision.make_scaler`.
+        device: Where batches go.
+        ema: The averaged copy, or None.
+        max_grad_norm: Global L2 norm the gradients are clipped to; None does not clip.
+    """
+
+    model: nn.Module
+    criterion: SetCriterion
+    optimizer: Optimizer
+    schedule: LRSchedule
+    precision: Precision
+    scaler: GradScaler
+    device: torch.device
+    ema: EMA | None = None
+    max_grad_norm: float | None = 0.1
+
+    @property
+    def detector(self) -> nn.Module:
+        """The model without the DDP wrapper."""
+        return self.model.module if isinstance(self.model, DistributedDataParallel) else self.model
+
+    @property
+    def evaluated(self) -> nn.Module:
+        """The model to evaluate: the averaged copy where there is one."""
+        return self.detector if self.ema is None else self.ema.module
+
+
+def build_train_state(
+    model: nn.Module,
+    criterion: SetCriterion,
+    make_optimizer: Callable[..., Optimizer],
+    curve: LRCurve,
+    precision: Precision,
+    context: DistributedContext,
+    *,
+    total_batch: int,
+    steps_per_epoch: int,
+    ema_decay: float | None = None,
+    max_grad_norm: float | None = 0.1,
+) -> TrainState:
+    """Move the model to its device and build what trains it; sets the process's matmul modes.
+
+    Args:
+        model: The detector; under several ranks, rank 0's weights go to all.
+        criterion: The loss.
+        make_optimizer: Called with the model and `total_batch`, as `build_adamw`.
+        curve: Of the learning rates.
+        precision: Of the forward and backward pass.
+        context: Ranks and device.
+        total_batch: Images an optimizer step, over all ranks and accumulated batches.
+        steps_per_epoch: Optimizer steps an epoch.
+        ema_decay: Of the averaged copy; None keeps none.
+        max_grad_norm: See `TrainState`.
+    """
+    device = context.device
+    precision.prepare(device)
+    model = model.to(device).train()
+    optimizer = make_optimizer(model, total_batch=total_batch)
+    wrapped: nn.Module = model
+    if context.world_size > 1:
+        # the batch is moved by the step, so DDP gets no device ids; it broadcasts buffers before each
+        # forward only where batch statistics would drift apart
+        wrapped = DistributedDataParallel(model, broadcast_buffers=has_batch_statistics(model))
+    return TrainState(
+        model=wrapped,
+        criterion=criterion.to(device).train(),
+        optimizer=optimizer,
+        schedule=LRSchedule(optimizer, curve, steps_per_epoch),
+        precision=precision,
+        scaler=precision.make_scaler(device),
+        device=device,
+        ema=None if ema_decay is None else EMA(model, ema_decay),
+        max_grad_norm=max_grad_norm,
+    )
+
+
+def has_batch_statistics(model: nn.Module) -> bool:
+    """Whether a layer of `model` keeps running statistics of the batches."""
+    return any(isinstance(m, _BatchNorm) and m.track_running_stats for m in model.modules())

@@ -1,0 +1,130 @@
+"""One optimizer step: the only place where weights change, shared by the trainer and the benchmark."""
+
+from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
+from torch.optim import Optimizer
+
+from detr.distributed import all_reduce_sum, world_size
+from detr.engine.state import TrainState
+from detr.losses import LossOutput
+from detr.structures import Batch
+
+
+@dataclass(frozen=True)
+class StepResult:
+    """What one step did. Tensors are scalars on the device, of this rank; reading one waits for the step.
+
+    Attributes:
+        loss: Weighted total of the window. The mean over ranks is the loss of the whole window.
+        terms: Unweighted terms of the window; likewise.
+        class_error: Percent of matched queries with the wrong class, mean over the window's batches.
+        grad_norm: Global L2 norm before clipping, the same on every rank.
+        skipped: 1.0 if the gradients were not finite, so that weights and optimizer stayed as they were.
+        lr: Rate of the main parameter group in this step.
+        num_images: Images of this rank.
+    """
+
+    loss: Tensor
+    terms: dict[str, Tensor]
+    class_error: Tensor
+    grad_norm: Tensor
+    skipped: Tensor
+    lr: float
+    num_images: int
+
+
+def train_step(state: TrainState, window: Sequence[Batch]) -> StepResult:
+    """Forward and backward over the batches of `window`, then one update of the weights.
+
+    Every loss is divided by the box count of the whole window over all ranks, so a window of batches, or
+    several ranks, give the gradient of one big batch.
+
+    A step whose loss or gradients are not finite changes nothing but batch statistics and the schedule. The
+    decision stays on the device with a fused optimizer; with another one the host reads one flag a step.
+
+    Args:
+        window: One batch, or the micro batches to accumulate, on the CPU; the same number on every rank.
+
+    Raises:
+        ValueError: `window` is empty.
+    """
+    if not window:
+        raise ValueError("train_step needs at least one batch; got an empty window")
+    num_boxes = _boxes_per_rank(window, state.device)
+    state.optimizer.zero_grad(set_to_none=True)
+    losses = []
+    for index, batch in enumerate(window):
+        with _gradient_sync(state.model, is_last=index == len(window) - 1):
+            losses.append(_forward_backward(state, batch.to(state.device, non_blocking=True), num_boxes))
+
+    lr = state.optimizer.param_groups[0]["lr"]
+    grad_norm, skipped = _update_weights(state)
+    state.schedule.step()
+    if state.ema is not None:
+        state.ema.update(state.detector)
+    return StepResult(
+        loss=torch.stack([loss.total for loss in losses]).sum(),
+        terms={name: torch.stack([loss.terms[name] for loss in losses]).sum() for name in losses[0].terms},
+        class_error=torch.stack([loss.class_error for loss in losses]).mean(),
+        grad_norm=grad_norm,
+        skipped=skipped,
+        lr=lr,
+        num_images=sum(len(batch) for batch in window),
+    )
+
+
+def _boxes_per_rank(window: Sequence[Batch], device: torch.device) -> Tensor:
+    """Boxes of the window over all ranks, divided by their number, at least 1: () float32."""
+    num_boxes = sum(len(target.labels) for batch in window for target in batch.targets)
+    # filled on the device: a tensor made from a host number by copying would stall the GPU
+    count = torch.full((), float(num_boxes), device=device)
+    return (all_reduce_sum(count) / world_size()).clamp(min=1)
+
+
+def _gradient_sync(model: nn.Module, *, is_last: bool) -> AbstractContextManager[None]:
+    """DDP adds up the gradients of the ranks once a window, in its last backward pass."""
+    if isinstance(model, DistributedDataParallel) and not is_last:
+        return model.no_sync()
+    return nullcontext()
+
+
+def _forward_backward(state: TrainState, batch: Batch, num_boxes: Tensor) -> LossOutput:
+    """Adds the gradients of one batch; returns its loss without the graph."""
+    with state.precision.autocast(state.device):
+        output = state.model(batch.images)
+    loss = state.criterion(output, batch.targets, num_boxes)
+    total = loss.total.detach()
+    # 1, or NaN if the loss is not finite: no guard in the graph may turn a broken loss into plausible
+    # gradients, and through the gradients every rank learns of it
+    state.scaler.scale(loss.total).backward(1 + 0 * total)
+    return LossOutput(total, {name: term.detach() for name, term in loss.terms.items()}, loss.class_error)
+
+
+def _update_weights(state: TrainState) -> tuple[Tensor, Tensor]:
+    """Clip and step. Returns the norm before clipping and 1.0 where the step was skipped."""
+    state.scaler.unscale_(state.optimizer)
+    parameters = [parameter for group in state.optimizer.param_groups for parameter in group["params"]]
+    limit = float("inf") if state.max_grad_norm is None else state.max_grad_norm
+    grad_norm = nn.utils.clip_grad_norm_(parameters, limit, foreach=True)
+    skipped = 1 - grad_norm.isfinite().float()
+    if state.scaler.is_enabled():
+        state.scaler.step(state.optimizer)
+        state.scaler.update()
+    elif state.optimizer.defaults.get("fused"):
+        _fused_step(state.optimizer, skipped)
+    elif not skipped.item():
+        state.optimizer.step()
+    return grad_norm, skipped
+
+
+def _fused_step(optimizer: Optimizer, skipped: Tensor) -> None:
+    """Step unless `skipped`, which only the device reads: the protocol that GradScaler uses."""
+    optimizer.grad_scale = None  # type: ignore[attr-defined]
+    optimizer.found_inf = skipped  # type: ignore[attr-defined]
+    optimizer.step()
+    del optimizer.grad_scale, optimizer.found_inf  # type: ignore[attr-defined]

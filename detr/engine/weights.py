@@ -1,0 +1,102 @@
+"""Starting a model from the weights of another run."""
+
+import logging
+from pathlib import Path
+from typing import Literal
+
+import torch
+from torch import Tensor, nn
+
+from detr.engine.checkpoint import load_checkpoint
+from detr.structures import ClassTable
+
+_logger = logging.getLogger(__name__)
+
+ResetHead = Literal["auto"] | bool
+
+# the rows of these tensors are the classes
+CLASS_HEAD_PREFIX = "heads.class_embed."
+
+
+def init_from(model: nn.Module, path: str | Path, class_table: ClassTable, *, reset_head: ResetHead) -> None:
+    """Start `model` from the weights that the run of a checkpoint evaluated, and say what was left out.
+
+    Args:
+        class_table: Of the new run. Where it has as many classes under other names the heads are kept, with a
+            warning.
+        reset_head: See `load_weights`.
+
+    Raises:
+        FileNotFoundError: There is no such file.
+        ValueError: The file is no checkpoint, or its weights do not fit.
+    """
+    checkpoint = load_checkpoint(path)
+    reset = load_weights(model, checkpoint.weights, reset_head=reset_head, source=f"init_from={path}")
+    lines = "".join(f"\n  {line}" for line in reset)
+    _logger.info(
+        "init_from: %d tensors from %s%s",
+        len(checkpoint.weights) - len(reset),
+        path,
+        f"; {len(reset)} of the class head start anew:{lines}" if reset else "",
+    )
+    if not reset and checkpoint.class_table.names != class_table.names:
+        _logger.warning(
+            "init_from: the class head was trained for other classes (%s ...) than this dataset's (%s ...); "
+            "its rows are taken over as they are",
+            ", ".join(checkpoint.class_table.names[:5]),
+            ", ".join(class_table.names[:5]),
+        )
+
+
+def load_weights(model: nn.Module, weights: dict[str, Tensor], *, reset_head: ResetHead, source: str) -> list[str]:
+    """Copy `weights` into `model`; every tensor must find its place.
+
+    Args:
+        reset_head: "auto": class-head tensors stay as initialised where the number of classes differs.
+            False: they must fit like all others.
+        source: Where the weights come from, for messages.
+
+    Returns:
+        One line for each tensor that was left as initialised.
+
+    Raises:
+        ValueError: Tensors are missing, left over, or of another shape; all of them are listed.
+    """
+    if reset_head not in ("auto", False):
+        raise ValueError(f"reset_head must be auto or false; got {reset_head!r}")
+    own = model.state_dict()
+    reset = []
+    if reset_head == "auto":
+        reset = [
+            name
+            for name, tensor in weights.items()
+            if name.startswith(CLASS_HEAD_PREFIX) and name in own and tensor.shape != own[name].shape
+        ]
+    problems = _differences(own, {name: tensor for name, tensor in weights.items() if name not in reset}, set(reset))
+    if problems:
+        shown = "\n".join(f"  {line}" for line in problems[:20])
+        more = f"\n  and {len(problems) - 20} more" if len(problems) > 20 else ""
+        heads_only = all(line.startswith(CLASS_HEAD_PREFIX) for line in problems)
+        advice = (
+            "Use reset_head=auto to start the class head anew"
+            if heads_only
+            else "Use the model and backbone that the weights were trained with"
+        )
+        raise ValueError(
+            f"{source} does not fit this model ({len(problems)} of {len(own)} tensors):\n{shown}{more}\n{advice}"
+        )
+    with torch.no_grad():
+        for name, tensor in weights.items():
+            if name not in reset:
+                own[name].copy_(tensor)
+    return [f"{name}: {tuple(weights[name].shape)} -> {tuple(own[name].shape)}" for name in reset]
+
+
+def _differences(own: dict[str, Tensor], weights: dict[str, Tensor], reset: set[str]) -> list[str]:
+    lines = [f"{name}: missing in the weights" for name in own if name not in weights and name not in reset]
+    for name, tensor in weights.items():
+        if name not in own:
+            lines.append(f"{name}: not in this model")
+        elif tensor.shape != own[name].shape:
+            lines.append(f"{name}: {tuple(tensor.shape)} in the weights, {tuple(own[name].shape)} in this model")
+    return lines

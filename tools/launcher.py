@@ -1,0 +1,150 @@
+"""What every tool shares: Hydra from any working directory, and errors a user can act on."""
+
+import difflib
+import logging
+import os
+import sys
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any
+
+import hydra
+from hydra import compose, initialize_config_dir
+from hydra.core.global_hydra import GlobalHydra
+from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.core.override_parser.types import Override
+from hydra.errors import HydraException, InstantiationException
+from omegaconf import DictConfig, OmegaConf
+
+from detr.distributed import DistributedContext, cleanup, init_distributed
+from detr.engine.random_state import seed_everything
+from detr.telemetry.environment import collect_environment, format_environment
+from ops import BackendUnavailable
+
+CONFIG_DIR = Path(__file__).resolve().parents[1] / "configs"
+
+# mistakes of the user, whose text says what to do; anything else is ours and keeps its stack trace
+USER_ERRORS = (ValueError, OSError, ImportError, FloatingPointError, BackendUnavailable)
+
+
+def hydra_tool(config_name: str) -> Callable[[Callable[[DictConfig], None]], Callable[[], None]]:
+    """Make `main(cfg)` a command that composes `configs/<config_name>.yaml`.
+
+    Unknown keys are refused with the names that exist, user errors are printed without a stack trace
+    (HYDRA_FULL_ERROR=1 shows it) and exit with 1, and the process group is closed whatever happens.
+    """
+
+    def decorate(main: Callable[[DictConfig], None]) -> Callable[[], None]:
+        def task(cfg: DictConfig) -> None:
+            try:
+                main(cfg)
+            except (*USER_ERRORS, InstantiationException) as error:
+                text = user_message(error)
+                if text is None or os.environ.get("HYDRA_FULL_ERROR") == "1":
+                    raise
+                fail(text)
+            finally:
+                cleanup()
+
+        def entry() -> None:
+            try:
+                check_overrides(config_name, sys.argv[1:])
+            except ValueError as error:
+                fail(str(error))
+            hydra.main(version_base="1.3", config_path=str(CONFIG_DIR), config_name=config_name)(task)()
+
+        return entry
+
+    return decorate
+
+
+def start_process(cfg: DictConfig) -> DistributedContext:
+    """Join the ranks and seed them alike; ranks above 0 say warnings only."""
+    context = init_distributed(cfg.device)
+    if context.rank > 0:
+        logging.getLogger().setLevel(logging.WARNING)
+    seed_everything(cfg.seed, rank=0)
+    return context
+
+
+def print_start(cfg: DictConfig, context: DistributedContext, **lines: object) -> None:
+    """The block at the start of a run: machine, versions, commit, kernel, precision, and `lines`."""
+    run = {
+        "device": f"{context.device} x {context.world_size}",
+        "kernel": " ".join(f"{name}={value}" for name, value in cfg.kernel.items() if name != "_target_"),
+        "precision": cfg.precision.name,
+    }
+    print(format_environment(collect_environment(), run | lines), flush=True)
+
+
+def resolved(cfg: DictConfig) -> dict[str, Any]:
+    """The configuration as plain Python, interpolations filled in."""
+    plain = OmegaConf.to_container(cfg, resolve=True, throw_on_missing=True)
+    assert isinstance(plain, dict)
+    return {str(key): value for key, value in plain.items()}
+
+
+def user_message(error: Exception) -> str | None:
+    """What to tell the user, or None if the error is not theirs."""
+    if not isinstance(error, InstantiationException):
+        return str(error)
+    cause: BaseException | None = error
+    while isinstance(cause, InstantiationException):
+        cause = cause.__cause__
+    if isinstance(cause, USER_ERRORS):
+        return str(cause)
+    # a key that the constructor does not know, added with +
+    if isinstance(cause, TypeError) and "argument" in str(cause):
+        return str(error).strip()
+    return None
+
+
+def fail(text: str) -> None:
+    """Print an error and leave with exit code 1."""
+    print(f"error: {text}\n(HYDRA_FULL_ERROR=1 shows the stack trace)", file=sys.stderr, flush=True)
+    raise SystemExit(1)
+
+
+def check_overrides(config_name: str, arguments: Iterable[str]) -> None:
+    """Refuse a key that does not exist, naming those that do; Hydra itself names none.
+
+    Raises:
+        ValueError: The first unknown key.
+    """
+    texts = [text for text in arguments if not text.startswith("-")]
+    with initialize_config_dir(str(CONFIG_DIR), version_base="1.3"):
+        try:
+            overrides = OverridesParser.create().parse_overrides(texts)
+            loader = GlobalHydra.instance().config_loader()
+            choices = [override for override in overrides if loader.get_group_options(override.key_or_group)]
+            cfg = compose(config_name, [str(choice.input_line) for choice in choices if not choice.is_sweep_override()])
+        except HydraException:
+            # a syntax error or an unknown option of a group, which Hydra explains well when it runs
+            return
+        groups = loader.get_group_options("")
+    for override in overrides:
+        if override not in choices and _names_a_key(override):
+            _require_key(cfg, override.key_or_group, extra_names=groups)
+
+
+def _names_a_key(override: Override) -> bool:
+    return not (override.is_add() or override.is_force_add() or override.key_or_group.startswith("hydra"))
+
+
+def _require_key(cfg: DictConfig, key: str, *, extra_names: list[str]) -> None:
+    node: Any = cfg
+    path: list[str] = []
+    for part in key.split("."):
+        if not isinstance(node, DictConfig):
+            if node is None or isinstance(node, str | int | float | bool):
+                raise ValueError(f"unknown key {key}: {'.'.join(path)} is a value ({node}), not a group of keys")
+            return
+        if part not in node:
+            names = [str(name) for name in node] + ([] if path else extra_names)
+            prefix = ".".join(path) + "." if path else ""
+            names = sorted({prefix + name for name in names if not name.startswith("_")})
+            close = difflib.get_close_matches(prefix + part, names, n=1)
+            hint = f"did you mean {close[0]}? " if close else ""
+            raise ValueError(f"unknown key {prefix}{part}; {hint}Valid names: {', '.join(names)}")
+        path.append(part)
+        node = None if OmegaConf.is_missing(node, part) else node[part]

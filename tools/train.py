@@ -1,0 +1,89 @@
+"""Train a detector: `python tools/train.py [experiment=NAME] [key=value ...]`, or the same under torchrun.
+
+The keys are those of configs/train.yaml. A run writes config.yaml, environment.json, metrics.jsonl,
+metrics.json, loss.png, ap.png, last.pt and best.pt to `output_dir`, and goes on there when started again.
+"""
+
+from hydra.utils import instantiate
+from omegaconf import DictConfig
+
+from detr.distributed import broadcast_object, is_main
+from detr.engine.optim import describe_groups
+from detr.engine.random_state import seed_everything
+from detr.engine.restore import Progress, resume
+from detr.engine.run_folder import open_run_folder, start_run_folder
+from detr.engine.state import build_train_state
+from detr.engine.trainer import RunDescription, Trainer, steps_per_epoch
+from detr.engine.weights import init_from
+from detr.evaluation import CocoEvaluator, PostProcess
+from detr.telemetry.loggers import CompositeLogger, ConsoleLogger, JsonlLogger
+from tools.launcher import hydra_tool, print_start, resolved, start_process
+
+
+@hydra_tool("train")
+def main(cfg: DictConfig) -> None:
+    config = resolved(cfg)
+    context = start_process(cfg)
+    folder = broadcast_object(open_run_folder(cfg.output_dir, config, resume=cfg.resume) if is_main() else None)
+    assert folder is not None
+
+    data = instantiate(cfg.data)
+    shard = {"rank": context.rank, "world_size": context.world_size}
+    pin_memory = context.device.type == "cuda"
+    train_loader = data.train_loader(seed=cfg.seed, pin_memory=pin_memory, **shard)
+    val_loader = data.val_loader(pin_memory=pin_memory, **shard)
+    evaluator = CocoEvaluator(
+        data.val_ground_truth(),
+        data.class_table,
+        max_detections=cfg.evaluator.max_detections,
+        backend=cfg.evaluator.backend,
+    )
+
+    settings = instantiate(cfg.trainer)
+    num_classes = data.class_table.num_classes
+    model = instantiate(cfg.model, num_classes=num_classes)
+    if cfg.init_from is not None and folder.resume_from is None:
+        init_from(model, cfg.init_from, data.class_table, reset_head=cfg.reset_head)
+    state = build_train_state(
+        model,
+        instantiate(cfg.criterion, num_classes=num_classes),
+        instantiate(cfg.optimizer),
+        instantiate(cfg.schedule),
+        instantiate(cfg.precision),
+        context,
+        total_batch=cfg.data.batch_size * context.world_size * settings.accumulate,
+        steps_per_epoch=steps_per_epoch(train_loader, settings.accumulate),
+        ema_decay=settings.ema_decay,
+        max_grad_norm=settings.clip,
+    )
+    seed_everything(cfg.seed, context.rank)
+    progress = Progress()
+    if folder.resume_from is not None:
+        progress = resume(state, folder.resume_from, class_table=data.class_table, context=context)
+
+    if is_main():
+        start_run_folder(folder, config)
+        print_start(cfg, context, output=folder.path, parameters=describe_groups(state.optimizer))
+    console = ConsoleLogger(state.schedule.total_steps, first_step=progress.global_step)
+    loggers = [JsonlLogger(folder.metrics_log), console, *map(instantiate, cfg.logger.values())]
+    trainer = Trainer(
+        state,
+        train_loader,
+        val_loader,
+        evaluator,
+        PostProcess(cfg.evaluator.top_k),
+        settings=settings,
+        folder=folder,
+        description=RunDescription(data.class_table, data.preprocessing, config),
+        context=context,
+        progress=progress,
+        logger=CompositeLogger(loggers, enabled=is_main()),
+        console=console if is_main() else None,
+    )
+    metrics = trainer.fit()
+    if is_main():
+        print(f"{folder.path}: epoch {progress.epoch}, AP {metrics['AP']:.4f}, AP50 {metrics['AP50']:.4f}")
+
+
+if __name__ == "__main__":
+    main()
