@@ -1,0 +1,194 @@
+"""One process or one node under torchrun: start-up, ranks, and the few collectives the project needs.
+
+Every function works without a process group, as the only rank of a world of one. All ranks call the
+collectives in the same order, never depending on data.
+"""
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import TypeVar
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+T = TypeVar("T")
+
+# what torchrun sets for each process
+_LAUNCH_VARIABLES = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
+
+
+@dataclass(frozen=True)
+class DistributedContext:
+    """Where this process stands.
+
+    Attributes:
+        rank: Index of this process in the run.
+        local_rank: Index of this process on its machine; the CUDA device it owns.
+        world_size: Number of processes in the run.
+        device: What this process computes on, with its index for CUDA.
+    """
+
+    rank: int
+    local_rank: int
+    world_size: int
+    device: torch.device
+
+
+def init_distributed(device: str = "auto", *, timeout: timedelta = timedelta(minutes=30)) -> DistributedContext:
+    """Resolve the device and, under torchrun, join the process group (NCCL for CUDA, gloo otherwise).
+
+    A world of one (no torchrun, or `--nproc_per_node=1`) makes no process group.
+
+    Args:
+        device: "auto" (CUDA where there is one, else CPU), "cpu", "cuda", "cuda:N" (one process only), or
+            any other device type of PyTorch.
+        timeout: How long a collective waits for the slowest rank. The others wait while rank 0 evaluates.
+
+    Raises:
+        ValueError: The launch environment is incomplete or not numeric, CUDA was named and there is none, or
+            there are more processes than GPUs.
+    """
+    rank, local_rank, world_size = _read_launch_environment(os.environ)
+    resolved = _resolve_device(device, local_rank, world_size)
+    if resolved.type == "cuda":
+        torch.cuda.set_device(resolved)
+    if world_size > 1:
+        dist.init_process_group(
+            "nccl" if resolved.type == "cuda" else "gloo",
+            rank=rank,
+            world_size=world_size,
+            timeout=timeout,
+            device_id=resolved if resolved.type == "cuda" else None,
+        )
+    return DistributedContext(rank, local_rank, world_size, resolved)
+
+
+def cleanup() -> None:
+    """Leave the process group; nothing to do for a world of one."""
+    if _has_group():
+        dist.destroy_process_group()
+
+
+def rank() -> int:
+    return dist.get_rank() if _has_group() else 0
+
+
+def world_size() -> int:
+    return dist.get_world_size() if _has_group() else 1
+
+
+def is_main() -> bool:
+    """Whether this process is the one that prints and writes files."""
+    return rank() == 0
+
+
+def barrier() -> None:
+    """Wait until every rank is here."""
+    if not _has_group():
+        return
+    if dist.get_backend() == "nccl":
+        dist.barrier(device_ids=[torch.cuda.current_device()])
+    else:
+        dist.barrier()
+
+
+def all_reduce_sum(tensor: Tensor) -> Tensor:
+    """Sum of `tensor` over all ranks, without its gradient; the input is left as it is.
+
+    Does not wait for the device under NCCL.
+
+    Args:
+        tensor: Any shape and dtype, the same on every rank, on the device of the rank.
+    """
+    if not _has_group():
+        return tensor.detach()
+    total = tensor.detach().clone()
+    dist.all_reduce(total)
+    return total
+
+
+def all_reduce_mean(tensor: Tensor) -> Tensor:
+    """Mean of a floating `tensor` over all ranks; see `all_reduce_sum`."""
+    return all_reduce_sum(tensor) / world_size()
+
+
+def broadcast_object(value: T, *, source: int = 0) -> T:
+    """The `value` of rank `source` on every rank; what the others pass is ignored.
+
+    The value is pickled, so this is for small plain objects outside the step.
+    """
+    if not _has_group():
+        return value
+    box = [value]
+    dist.broadcast_object_list(box, src=source)
+    return box[0]
+
+
+def gather_objects(value: T) -> list[T]:
+    """The `value` of every rank in rank order on rank 0, and nothing elsewhere.
+
+    Values are pickled and may differ in size; all ranks call it, whatever they hold.
+    """
+    if not _has_group():
+        return [value]
+    # the entries only give the list its length and type; every one is overwritten
+    values = [value] * dist.get_world_size() if is_main() else None
+    dist.gather_object(value, values, dst=0)
+    return values or []
+
+
+def _has_group() -> bool:
+    return dist.is_available() and dist.is_initialized()
+
+
+def _read_launch_environment(environment: Mapping[str, str]) -> tuple[int, int, int]:
+    """(rank, local rank, world size) from what torchrun sets; (0, 0, 1) without torchrun."""
+    found = {name: environment[name] for name in _LAUNCH_VARIABLES if name in environment}
+    # clusters set MASTER_ADDR for every job, so it alone does not mean torchrun
+    if not {"RANK", "LOCAL_RANK", "WORLD_SIZE"} & found.keys():
+        return 0, 0, 1
+    missing = [name for name in _LAUNCH_VARIABLES if name not in found]
+    advice = "Start with `torchrun --nproc_per_node=N ...`, or unset these variables for one process"
+    if missing:
+        raise ValueError(
+            f"the environment looks like torchrun's but lacks {', '.join(missing)}; found {found}. {advice}"
+        )
+    numbers = {}
+    for name in ("RANK", "LOCAL_RANK", "WORLD_SIZE"):
+        if not found[name].isdecimal():
+            raise ValueError(f"{name} must be an integer >= 0; found {found}. {advice}")
+        numbers[name] = int(found[name])
+    if not max(numbers["RANK"], numbers["LOCAL_RANK"]) < numbers["WORLD_SIZE"]:
+        raise ValueError(f"RANK and LOCAL_RANK must be below WORLD_SIZE; found {found}. {advice}")
+    return numbers["RANK"], numbers["LOCAL_RANK"], numbers["WORLD_SIZE"]
+
+
+def _resolve_device(device: str, local_rank: int, world_size: int) -> torch.device:
+    if device == "auto":
+        device = "cuda" if torch.cuda.is_available() else "cpu"
+    try:
+        requested = torch.device(device)
+    except RuntimeError as error:
+        raise ValueError(f"device={device} is not a device: {error}. Use auto, cpu, cuda or cuda:N") from error
+    if requested.type != "cuda":
+        return requested
+    if not torch.cuda.is_available():
+        raise ValueError(
+            f"device={device} needs a CUDA GPU; this PyTorch ({torch.__version__}) finds none. "
+            "Use device=cpu, or install a CUDA build of PyTorch and check `nvidia-smi`"
+        )
+    if world_size > 1 and requested.index is not None:
+        raise ValueError(
+            f"device={device} names one GPU for {world_size} processes; use device=cuda, and each process "
+            "takes the GPU of its LOCAL_RANK"
+        )
+    index = requested.index if requested.index is not None else local_rank
+    if index >= torch.cuda.device_count():
+        raise ValueError(
+            f"this process needs GPU {index} (LOCAL_RANK {local_rank} of {world_size} processes), but "
+            f"{torch.cuda.device_count()} are visible. Lower --nproc_per_node or widen CUDA_VISIBLE_DEVICES"
+        )
+    return torch.device("cuda", index)

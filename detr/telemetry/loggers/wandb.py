@@ -1,0 +1,120 @@
+"""Weights & Biases, online or offline."""
+
+import importlib.util
+import json
+import logging
+import uuid
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Literal, cast
+
+_logger = logging.getLogger(__name__)
+
+
+class WandbLogger:
+    """Sends the numbers to Weights & Biases; a failure is reported once and never stops the run.
+
+    A resumed run continues the same wandb run, whose id is kept in the output folder. Steps are the axis
+    `step`, so values of repeated steps are kept rather than refused.
+
+    Args:
+        project: wandb project.
+        name: Name of the run.
+        output_dir: The run's folder; wandb writes under `wandb/` in it.
+        mode: "online", "offline" (no network; upload later with `wandb sync`) or "disabled". None leaves it
+            to wandb: online, unless its own settings say otherwise.
+        entity: User or team; None for wandb's default.
+        tags: Tags of the run.
+        config_path: JSON or YAML file with the resolved config, shown as the run's config where it exists
+            when the first value is logged.
+
+    Raises:
+        ImportError: wandb is not installed.
+        ValueError: There is no such mode.
+    """
+
+    def __init__(
+        self,
+        *,
+        project: str,
+        name: str,
+        output_dir: Path | str,
+        mode: str | None = None,
+        entity: str | None = None,
+        tags: Sequence[str] = (),
+        config_path: Path | str | None = None,
+    ) -> None:
+        if importlib.util.find_spec("wandb") is None:
+            raise ImportError("logger=wandb needs wandb, which is not installed; run `pip install wandb`")
+        if mode not in (None, "online", "offline", "disabled"):
+            raise ValueError(f"logger.wandb.mode={mode} is unknown; use online, offline, disabled or null")
+        self._project = project
+        self._name = name
+        self._output_dir = Path(output_dir)
+        self._mode = cast(Literal["online", "offline", "disabled"] | None, mode)
+        self._entity = entity
+        self._tags = list(tags)
+        self._config_path = None if config_path is None else Path(config_path)
+        self._run: Any = None
+        self._has_failed = False
+
+    def log(self, step: int, values: Mapping[str, float]) -> None:
+        self._attempt(lambda: self._log(step, values))
+
+    def close(self) -> None:
+        if self._run is not None:
+            self._attempt(self._run.finish)
+
+    def _attempt(self, action: Callable[[], None]) -> None:
+        if self._has_failed:
+            return
+        # wandb raises errors of many libraries (network, service, files), and none is worth a training run
+        try:
+            action()
+        except Exception as error:
+            self._has_failed = True
+            _logger.warning(
+                "wandb failed and is off for the rest of the run; training goes on, and metrics.jsonl has "
+                "every value (%s: %s)",
+                type(error).__name__,
+                error,
+                exc_info=True,
+            )
+
+    def _log(self, step: int, values: Mapping[str, float]) -> None:
+        if self._run is None:
+            self._run = self._start()
+        self._run.log({**values, "step": step})
+
+    def _start(self) -> Any:
+        import wandb
+
+        id_path = self._output_dir / "wandb" / "run_id.txt"
+        id_path.parent.mkdir(parents=True, exist_ok=True)
+        run_id = id_path.read_text(encoding="utf-8").strip() if id_path.exists() else uuid.uuid4().hex[:8]
+        run = wandb.init(
+            project=self._project,
+            name=self._name,
+            entity=self._entity,
+            tags=self._tags,
+            dir=str(self._output_dir),
+            mode=self._mode,
+            id=run_id,
+            resume="allow",
+            config=self._read_config(),
+            # capturing stdout would fight with the progress bar
+            settings=wandb.Settings(console="off"),
+        )
+        id_path.write_text(run_id + "\n", encoding="utf-8")
+        run.define_metric("*", step_metric="step")
+        return run
+
+    def _read_config(self) -> dict[str, Any] | None:
+        if self._config_path is None or not self._config_path.exists():
+            return None
+        text = self._config_path.read_text(encoding="utf-8")
+        if self._config_path.suffix == ".json":
+            return json.loads(text)
+        import yaml
+
+        return yaml.safe_load(text)

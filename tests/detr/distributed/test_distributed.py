@@ -1,0 +1,113 @@
+"""Ranks, collectives and the launch environment."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from unittest import mock
+
+import pytest
+import torch
+
+from detr import distributed
+
+LAUNCH = {"RANK": "1", "LOCAL_RANK": "1", "WORLD_SIZE": "2", "MASTER_ADDR": "localhost", "MASTER_PORT": "1"}
+
+
+@pytest.fixture
+def no_launcher(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in LAUNCH:
+        monkeypatch.delenv(name, raising=False)
+
+
+def test_one_process_needs_no_group(no_launcher: None):
+    context = distributed.init_distributed("cpu")
+    assert context == distributed.DistributedContext(0, 0, 1, torch.device("cpu"))
+    assert distributed.is_main()
+    assert (distributed.rank(), distributed.world_size()) == (0, 1)
+    tensor = torch.tensor([3.0], requires_grad=True)
+    assert distributed.all_reduce_sum(tensor).equal(torch.tensor([3.0]))
+    assert not distributed.all_reduce_mean(tensor).requires_grad
+    assert distributed.broadcast_object("value") == "value"
+    assert distributed.gather_objects("value") == ["value"]
+    distributed.barrier()
+    distributed.cleanup()
+    assert not torch.distributed.is_initialized()
+
+
+def test_a_cluster_address_alone_does_not_mean_torchrun(no_launcher: None, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("MASTER_ADDR", "node-1")
+    assert distributed.init_distributed("cpu").world_size == 1
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"MASTER_PORT": None, "LOCAL_RANK": None}, r"lacks LOCAL_RANK, MASTER_PORT; found .*'RANK': '1'"),
+        ({"RANK": "one"}, r"RANK must be an integer >= 0; found .*'RANK': 'one'"),
+        ({"RANK": "2"}, r"must be below WORLD_SIZE; found .*'WORLD_SIZE': '2'"),
+    ],
+)
+def test_a_broken_launch_environment_is_shown(
+    no_launcher: None, monkeypatch: pytest.MonkeyPatch, change: dict[str, str | None], message: str
+):
+    for name, value in {**LAUNCH, **change}.items():
+        if value is not None:
+            monkeypatch.setenv(name, value)
+    with pytest.raises(ValueError, match=message + r".*torchrun --nproc_per_node"):
+        distributed.init_distributed("cpu")
+
+
+def test_devices_that_cannot_be(no_launcher: None):
+    with pytest.raises(ValueError, match=r"device=gpu is not a device.*Use auto, cpu, cuda"):
+        distributed.init_distributed("gpu")
+    with (
+        mock.patch("torch.cuda.is_available", return_value=False),
+        pytest.raises(ValueError, match=r"device=cuda needs a CUDA GPU.*device=cpu"),
+    ):
+        distributed.init_distributed("cuda")
+
+
+def test_more_processes_than_gpus(no_launcher: None, monkeypatch: pytest.MonkeyPatch):
+    for name, value in LAUNCH.items():
+        monkeypatch.setenv(name, value)
+    with (
+        mock.patch("torch.cuda.is_available", return_value=True),
+        mock.patch("torch.cuda.device_count", return_value=1),
+    ):
+        with pytest.raises(ValueError, match=r"needs GPU 1 .*1 are visible.*nproc_per_node"):
+            distributed.init_distributed("auto")
+        with pytest.raises(ValueError, match=r"device=cuda:0 names one GPU for 2 processes"):
+            distributed.init_distributed("cuda:0")
+
+
+def test_auto_takes_the_cpu_where_there_is_no_gpu(no_launcher: None):
+    with mock.patch("torch.cuda.is_available", return_value=False):
+        assert distributed.init_distributed("auto").device == torch.device("cpu")
+
+
+def test_collectives_of_two_ranks(tmp_path: Path, repository: Path):
+    finished = subprocess.run(
+        [
+            *(sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2"),
+            *(str(Path(__file__).with_name("two_ranks.py")), str(tmp_path)),
+        ],
+        env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(repository)},
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert finished.returncode == 0, finished.stderr
+    reports = [json.loads((tmp_path / f"{rank}.json").read_text()) for rank in (0, 1)]
+    for rank, report in enumerate(reports):
+        assert report["context"] == [rank, rank, 2, "cpu"]
+        assert report["ranks"] == [rank, 2, rank == 0]
+        assert report["sum"] == [3.0, 30.0]
+        assert report["mean"] == [1.5, 15.0]
+        assert report["input"] == [rank + 1.0, 10.0 * (rank + 1)]
+        assert report["broadcast"] == {"from": 0}
+        assert report["broadcast from 1"] == 1
+    assert reports[0]["gathered"] == ["", "x" * 1000]
+    assert reports[1]["gathered"] == []

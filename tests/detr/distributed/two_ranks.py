@@ -1,0 +1,34 @@
+"""Run by test_distributed under torchrun: each rank writes what the collectives gave it."""
+
+import json
+import sys
+from pathlib import Path
+
+import torch
+
+from detr import distributed
+
+
+def main(output_dir: Path) -> None:
+    context = distributed.init_distributed("cpu")
+    rank = context.rank
+    # scaled by the rank, so that a collective that does nothing shows
+    tensor = torch.tensor([1.0, 10.0]) * (rank + 1)
+    report = {
+        "context": [context.rank, context.local_rank, context.world_size, str(context.device)],
+        "ranks": [distributed.rank(), distributed.world_size(), distributed.is_main()],
+        "sum": distributed.all_reduce_sum(tensor).tolist(),
+        "mean": distributed.all_reduce_mean(tensor).tolist(),
+        "input": tensor.tolist(),
+        "broadcast": distributed.broadcast_object({"from": rank}),
+        "broadcast from 1": distributed.broadcast_object(rank, source=1),
+        "gathered": distributed.gather_objects("x" * 1000 * rank),
+    }
+    distributed.barrier()
+    (output_dir / f"{rank}.json").write_text(json.dumps(report))
+    distributed.cleanup()
+    assert distributed.world_size() == 1
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))

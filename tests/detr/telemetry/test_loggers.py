@@ -1,0 +1,351 @@
+"""Loggers: the record on disk, the console, and services that must never stop a run."""
+
+import io
+import json
+import logging
+import os
+import socket
+import sys
+import types
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+from rich.console import Console
+
+from detr.telemetry.loggers import (
+    CompositeLogger,
+    ConsoleLogger,
+    JsonlLogger,
+    TensorboardLogger,
+    WandbLogger,
+    read_metrics,
+)
+from detr.telemetry.loggers.console import format_duration
+
+
+def log_rows(path: Path, rows: list[tuple[int, dict[str, float]]]) -> None:
+    logger = JsonlLogger(path)
+    for step, values in rows:
+        logger.log(step, values)
+    logger.close()
+
+
+def without_time(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    return [{name: value for name, value in row.items() if name != "time_s"} for row in rows]
+
+
+class TestJsonl:
+    def test_every_line_is_strict_json_and_there_at_once(self, tmp_path: Path):
+        path = tmp_path / "run" / "metrics.jsonl"
+        logger = JsonlLogger(path)
+        assert not path.parent.exists()
+        logger.log(10, {"train/loss": 2.5, "train/grad_norm": float("inf"), "train/x": float("nan")})
+        # read before close: what was logged survives a kill
+        (line,) = path.read_text().splitlines()
+        row = json.loads(line, parse_constant=pytest.fail)
+        assert row.pop("time_s") > 1e9
+        assert row == {"step": 10, "train/loss": 2.5, "train/grad_norm": None, "train/x": None}
+        logger.close()
+
+    def test_one_step_may_be_logged_in_parts(self, tmp_path: Path):
+        path = tmp_path / "metrics.jsonl"
+        log_rows(path, [(10, {"train/loss": 1.0}), (10, {"val/AP": 0.5})])
+        assert without_time(read_metrics(path)) == [{"step": 10, "train/loss": 1.0, "val/AP": 0.5}]
+
+    @pytest.mark.parametrize("torn", ['{"step": 30, "train/lo', '{"step": 30, "train/loss": 1', "{", '{"step": 3}{"st'])
+    def test_a_line_cut_by_a_kill_is_removed(self, tmp_path: Path, torn: str):
+        path = tmp_path / "metrics.jsonl"
+        log_rows(path, [(10, {"train/loss": 3.0})])
+        with path.open("a") as file:
+            file.write(torn)
+        assert without_time(read_metrics(path)) == [{"step": 10, "train/loss": 3.0}]
+        log_rows(path, [(20, {"train/loss": 2.0})])
+        assert [json.loads(line)["step"] for line in path.read_text().splitlines()] == [10, 20]
+
+    def test_a_first_line_cut_by_a_kill_is_removed(self, tmp_path: Path):
+        path = tmp_path / "metrics.jsonl"
+        path.write_text('{"step": 1')
+        log_rows(path, [(2, {"a": 1.0})])
+        assert without_time(read_metrics(path)) == [{"step": 2, "a": 1.0}]
+
+    def test_a_whole_line_that_lacks_only_its_end_is_kept(self, tmp_path: Path):
+        path = tmp_path / "metrics.jsonl"
+        path.write_text('{"step": 1, "a": 2.0}')
+        log_rows(path, [(2, {"a": 1.0})])
+        assert without_time(read_metrics(path)) == [{"step": 1, "a": 2.0}, {"step": 2, "a": 1.0}]
+
+    def test_steps_that_a_resumed_run_repeats_replace_the_lost_ones(self, tmp_path: Path):
+        path = tmp_path / "metrics.jsonl"
+        # the checkpoint was at step 20; 30 and 40 were lost in the kill
+        log_rows(path, [(step, {"a": float(step), "lost": 1.0}) for step in (10, 20, 30, 40)])
+        log_rows(path, [(25, {"a": 0.0}), (30, {"a": 0.5})])
+        rows = without_time(read_metrics(path))
+        assert [row["step"] for row in rows] == [10, 20, 25, 30]
+        assert rows[-1] == {"step": 30, "a": 0.5}
+
+    def test_a_broken_line_in_the_middle_is_an_error(self, tmp_path: Path):
+        path = tmp_path / "metrics.jsonl"
+        path.write_text('{"step": 1}\nnot json\n{"step": 2}\n')
+        with pytest.raises(ValueError, match="line 2 is not a JSON object"):
+            read_metrics(path)
+
+
+class Recorder:
+    def __init__(self) -> None:
+        self.rows: list[tuple[int, dict[str, float]]] = []
+        self.is_closed = False
+
+    def log(self, step: int, values: Mapping[str, float]) -> None:
+        self.rows.append((step, dict(values)))
+
+    def close(self) -> None:
+        self.is_closed = True
+
+
+@pytest.mark.parametrize("enabled", [True, False])
+def test_only_an_enabled_composite_logs(enabled: bool):
+    recorders = [Recorder(), Recorder()]
+    logger = CompositeLogger(recorders, enabled=enabled)
+    logger.log(3, {"a": 1.0})
+    logger.close()
+    for recorder in recorders:
+        assert recorder.rows == ([(3, {"a": 1.0})] if enabled else [])
+        assert recorder.is_closed == enabled
+
+
+class TestConsole:
+    VALUES: Mapping[str, float] = {
+        "epoch": 2,
+        "train/loss": 12.345678,
+        "train/loss_ce": 0.0001234,
+        "train/loss_ce_0": 9.0,
+        "train/loss_bbox_enc": 9.0,
+        "train/lr": 2e-4,
+        "images_per_s": 31.26,
+        "gpu_memory_gib": 10.04,
+        "val/AP50": 0.5,
+        "val/AP/cat": 9.0,
+    }
+
+    def make(self, *, is_terminal: bool, num_steps: int | None = 1000) -> tuple[ConsoleLogger, io.StringIO]:
+        file = io.StringIO()
+        console = Console(file=file, force_terminal=is_terminal, width=100, color_system=None)
+        return ConsoleLogger(num_steps, console=console), file
+
+    def test_plain_output_is_one_line_a_log(self, monkeypatch: pytest.MonkeyPatch):
+        now_s = 100.0
+        monkeypatch.setattr("time.monotonic", lambda: now_s)
+        logger, file = self.make(is_terminal=False)
+        now_s += 10
+        logger.log(50, self.VALUES)
+        logger.close()
+        # 50 of 1000 steps in 10 s leave 190 s; longer than the console is wide, but one line
+        assert file.getvalue() == (
+            "step 50/1000 | epoch 2 | loss 12.3457 | loss_ce 1.234e-04 | lr 2.00e-04 | 31.3 images/s | "
+            "gpu_memory 10.0 GiB | val/AP50 0.5000 | 0:03:10 left\n"
+        )
+
+    def test_time_left_counts_from_the_resumed_step(self, monkeypatch: pytest.MonkeyPatch):
+        now_s = 0.0
+        monkeypatch.setattr("time.monotonic", lambda: now_s)
+        file = io.StringIO()
+        logger = ConsoleLogger(1000, first_step=900, console=Console(file=file))
+        now_s = 10.0
+        logger.log(950, {})
+        assert "0:00:10 left" in file.getvalue()
+
+    def test_the_last_step_leaves_no_time(self):
+        logger, file = self.make(is_terminal=False, num_steps=10)
+        logger.log(10, {"train/loss": 1.0})
+        assert file.getvalue() == "step 10/10 | loss 1.0000\n"
+
+    def test_a_terminal_has_a_bar_with_speed_and_memory(self):
+        logger, file = self.make(is_terminal=True)
+        logger.advance(10)
+        logger.log(50, self.VALUES)
+        logger.advance(60)
+        logger.close()
+        text = file.getvalue()
+        assert "60/1000" in text
+        assert "31.3 images/s" in text
+        assert "step 50/1000" in text
+
+    @pytest.mark.parametrize("is_terminal", [True, False])
+    @pytest.mark.parametrize("num_steps", [None, 1000])
+    def test_tracking_yields_everything(self, is_terminal: bool, num_steps: int | None):
+        logger, _ = self.make(is_terminal=is_terminal, num_steps=num_steps)
+        logger.log(1, {})
+        assert list(logger.track([1, 2, 3], "evaluate")) == [1, 2, 3]
+        assert list(logger.track(iter("ab"), "evaluate", num_items=2)) == ["a", "b"]
+        # abandoned half-way, as when the evaluation fails
+        next(iter(logger.track([1, 2], "evaluate")))
+        logger.log(2, {"val/AP": 0.1})
+        logger.close()
+
+    def test_long_loops_show_signs_of_life_in_plain_output(self, monkeypatch: pytest.MonkeyPatch):
+        now_s = 0.0
+        monkeypatch.setattr("time.monotonic", lambda: now_s)
+        logger, file = self.make(is_terminal=False)
+        for _ in logger.track(range(6), "evaluate"):
+            now_s += 11.0
+        assert file.getvalue() == "evaluate 3/6\nevaluate 6/6\n"
+
+    @pytest.mark.parametrize(("seconds", "text"), [(0.4, "0:00:00"), (3725, "1:02:05"), (90061.0, "1 d 1:01:01")])
+    def test_durations(self, seconds: float, text: str):
+        assert format_duration(seconds) == text
+
+
+class TestWandb:
+    def make(self, tmp_path: Path, **changes: Any) -> WandbLogger:
+        return WandbLogger(**{"project": "test", "name": "run", "output_dir": tmp_path, **changes})
+
+    def fake(self, monkeypatch: pytest.MonkeyPatch, **parts: Any) -> None:
+        module = types.ModuleType("wandb")
+        module.__spec__ = types.SimpleNamespace()  # type: ignore[assignment]
+        module.Settings = dict  # type: ignore[attr-defined]
+        for name, part in parts.items():
+            setattr(module, name, part)
+        monkeypatch.setitem(sys.modules, "wandb", module)
+
+    @pytest.mark.parametrize("error", [OSError("no network"), RuntimeError("service died"), KeyError("x")])
+    def test_a_failing_start_is_reported_once(
+        self,
+        tmp_path: Path,
+        monkeypatch: pytest.MonkeyPatch,
+        caplog: pytest.LogCaptureFixture,
+        error: Exception,
+    ):
+        attempts = []
+
+        def fail(**settings: Any) -> None:
+            attempts.append(settings)
+            raise error
+
+        self.fake(monkeypatch, init=fail)
+        logger = self.make(tmp_path)
+        with caplog.at_level(logging.WARNING):
+            logger.log(1, {"a": 1.0})
+            logger.log(2, {"a": 1.0})
+            logger.close()
+        assert len(attempts) == 1
+        (record,) = caplog.records
+        assert "training goes on" in record.message
+        assert str(error) in record.message
+
+    def test_a_failure_in_the_middle_is_reported_once(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    ):
+        logged: list[dict[str, float]] = []
+
+        class Run:
+            def define_metric(self, name: str, *, step_metric: str) -> None:
+                assert (name, step_metric) == ("*", "step")
+
+            def log(self, values: dict[str, float]) -> None:
+                if values["step"] > 1:
+                    raise BrokenPipeError("the service is gone")
+                logged.append(values)
+
+            def finish(self) -> None:
+                pytest.fail("a dead run must not be finished: that could hang")
+
+        self.fake(monkeypatch, init=lambda **settings: Run())
+        logger = self.make(tmp_path)
+        with caplog.at_level(logging.WARNING):
+            for step in (1, 2, 3):
+                logger.log(step, {"a": 1.0})
+            logger.close()
+        assert logged == [{"a": 1.0, "step": 1}]
+        assert len(caplog.records) == 1
+
+    def test_a_resumed_run_goes_on_under_its_id_with_its_config(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+        starts: list[dict[str, Any]] = []
+
+        class Run:
+            def define_metric(self, name: str, *, step_metric: str) -> None: ...
+            def log(self, values: dict[str, float]) -> None: ...
+            def finish(self) -> None: ...
+
+        def init(**settings: Any) -> Run:
+            starts.append(settings)
+            return Run()
+
+        self.fake(monkeypatch, init=init)
+        (tmp_path / "config.yaml").write_text("model:\n  num_queries: 300\n")
+        for _ in range(2):
+            logger = self.make(tmp_path, config_path=tmp_path / "config.yaml", tags=("a",), mode="offline")
+            assert len(starts) in (0, 1)
+            logger.log(1, {"a": 1.0})
+            logger.close()
+        assert starts[0] == starts[1]
+        assert starts[0]["resume"] == "allow"
+        assert len(starts[0]["id"]) == 8
+        assert starts[0]["config"] == {"model": {"num_queries": 300}}
+        assert (starts[0]["tags"], starts[0]["mode"]) == (["a"], "offline")
+
+    def test_nothing_starts_before_the_first_value(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+        # hydra builds loggers on every rank, but only rank 0 logs
+        self.fake(monkeypatch, init=lambda **settings: pytest.fail("started"))
+        self.make(tmp_path).close()
+        assert list(tmp_path.iterdir()) == []
+
+    def test_settings_are_checked(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+        with pytest.raises(ValueError, match=r"logger\.wandb\.mode=of is unknown"):
+            self.make(tmp_path, mode="of")
+        monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+        with pytest.raises(ImportError, match="pip install wandb"):
+            self.make(tmp_path)
+
+    def test_offline_needs_no_network(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    ):
+        connect = socket.socket.connect
+
+        def connect_here(self: socket.socket, address: Any) -> None:
+            # wandb talks to its own process on this machine
+            if self.family != socket.AF_UNIX and address[0] not in ("127.0.0.1", "localhost"):
+                raise OSError(f"no network: {address}")
+            connect(self, address)
+
+        monkeypatch.setattr(socket.socket, "connect", connect_here)
+        monkeypatch.setenv("WANDB_SILENT", "true")
+        for name in [name for name in os.environ if name.startswith("WANDB_") and name != "WANDB_SILENT"]:
+            monkeypatch.delenv(name)
+        logger = self.make(tmp_path, mode="offline")
+        with caplog.at_level(logging.WARNING, logger="detr"):
+            logger.log(1, {"train/loss": 1.0})
+            logger.log(2, {"train/loss": float("nan")})
+            logger.close()
+        assert caplog.text == ""
+        assert list((tmp_path / "wandb").glob("offline-run-*/run-*.wandb"))
+
+
+class TestTensorboard:
+    def test_values_can_be_read_back(self, tmp_path: Path):
+        event_accumulator = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
+        logger = TensorboardLogger(tmp_path / "events")
+        assert not (tmp_path / "events").exists()
+        logger.log(5, {"train/loss": 1.5, "train/grad_norm": float("nan")})
+        logger.log(6, {"train/loss": 1.25})
+        logger.close()
+        events = event_accumulator.EventAccumulator(str(tmp_path / "events")).Reload()
+        assert events.Tags()["scalars"] == ["train/loss"]
+        assert [(event.step, event.value) for event in events.Scalars("train/loss")] == [(5, 1.5), (6, 1.25)]
+
+    def test_a_missing_package_is_named(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+        monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+        with pytest.raises(ImportError, match=r"pip install 'deformable-detr\[tensorboard\]'"):
+            TensorboardLogger(tmp_path)
+
+
+def test_telemetry_imports_no_logging_service():
+    # a fresh interpreter: other tests have imported them
+    import subprocess
+
+    code = (
+        "import sys, detr.telemetry.loggers; print([m for m in ('wandb', 'tensorboard', 'hydra') if m in sys.modules])"
+    )
+    finished = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert finished.stdout.strip() == "[]"
