@@ -1,0 +1,56 @@
+"""Small COCO datasets made on the spot."""
+
+import json
+from collections.abc import Callable
+from copy import deepcopy
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+DATASET: dict[str, Any] = {
+    "images": [
+        {"id": 7, "file_name": "a.png", "width": 40, "height": 30},
+        {"id": 3, "file_name": "sub/b.png", "width": 20, "height": 50},
+        {"id": 12, "file_name": "empty.png", "width": 24, "height": 24},
+    ],
+    "categories": [{"id": 90, "name": "zebra"}, {"id": 1, "name": "person"}, {"id": 5, "name": "plane"}],
+    "annotations": [
+        {"id": 11, "image_id": 3, "category_id": 5, "bbox": [1, 2, 10, 20], "area": 150.5, "iscrowd": 0},
+        {"id": 0, "image_id": 7, "category_id": 90, "bbox": [4, 5, 8, 10], "area": 80, "iscrowd": 0},
+        {"id": 4, "image_id": 7, "category_id": 1, "bbox": [0, 0, 40, 30], "area": 900, "iscrowd": 1},
+        {"id": 5, "image_id": 7, "category_id": 1, "bbox": [20.5, 10.25, 6, 7]},
+    ],
+}
+
+
+@pytest.fixture(autouse=True)
+def _one_thread() -> None:
+    torch.set_num_threads(1)
+
+
+@pytest.fixture
+def content() -> dict[str, Any]:
+    """A valid dataset of three images with a crowd, an id 0 and missing optional keys, to change at will."""
+    return deepcopy(DATASET)
+
+
+@pytest.fixture
+def write_dataset(tmp_path: Path) -> Callable[[dict[str, Any]], tuple[Path, Path]]:
+    """Writes annotations and noise images of the sizes they give; returns (annotation file, image folder)."""
+
+    def write(content: dict[str, Any]) -> tuple[Path, Path]:
+        annotations, images = tmp_path / "annotations.json", tmp_path / "images"
+        annotations.write_text(json.dumps(content))
+        random = np.random.default_rng(0)
+        for image in {image["file_name"]: image for image in content["images"]}.values():
+            path = images / image["file_name"]
+            path.parent.mkdir(parents=True, exist_ok=True)
+            pixels = random.integers(0, 256, (image["height"], image["width"], 3), dtype=np.uint8)
+            Image.fromarray(pixels).save(path)
+        return annotations, images
+
+    return write

@@ -1,0 +1,304 @@
+import gc
+import json
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from detr.data import CocoDataset, EvalTransform, detr_augmentation, load_coco_annotations
+from detr.structures import ClassTable
+
+KEEP_SIZE = EvalTransform(None, None)
+
+
+@pytest.fixture
+def open_dataset(write_dataset):
+    def open_content(content, *, training=True, **options):
+        return CocoDataset(*write_dataset(content), KEEP_SIZE, training=training, **options)
+
+    return open_content
+
+
+def test_an_item_is_the_image_with_normalised_boxes(open_dataset, content):
+    dataset = open_dataset(content)
+    image, target = dataset[1]
+    assert np.array_equal(image.permute(1, 2, 0).numpy(), np.asarray(Image.open(dataset.image_path(1))))
+    assert image.dtype == torch.uint8
+    assert target.image_id == 3
+    assert target.orig_size == (50, 20)
+    assert target.labels.tolist() == [1]
+    # [1, 2, 10, 20] in an image 20 wide and 50 high
+    torch.testing.assert_close(target.boxes, torch.tensor([[6 / 20, 12 / 50, 10 / 20, 20 / 50]]))
+    assert target.boxes.dtype == torch.float32
+
+
+def test_crowds_are_no_targets_but_are_in_the_ground_truth(open_dataset, content):
+    dataset = open_dataset(content)
+    _, target = dataset[0]
+    assert target.labels.tolist() == [2, 0]
+    assert [a["iscrowd"] for a in dataset.coco_ground_truth()["annotations"]] == [0, 1, 0, 0]
+    assert dataset.counts.num_crowd == 1
+
+
+def test_images_without_boxes_stay_as_negatives(open_dataset, content):
+    dataset = open_dataset(content)
+    assert len(dataset) == 3
+    _, target = dataset[2]
+    assert target.image_id == 12
+    assert target.boxes.shape == (0, 4)
+    assert target.labels.shape == (0,)
+    assert dataset.counts.num_images_without_targets == 1
+
+
+def test_labels_can_be_the_category_ids(open_dataset, content):
+    dataset = open_dataset(content, label_map="category_id")
+    assert dataset.class_table.num_classes == 91
+    assert dataset[0][1].labels.tolist() == [90, 1]
+    contiguous = CocoDataset(
+        load_coco_annotations(dataset._annotations.path), dataset._images, KEEP_SIZE, training=True
+    )
+    assert contiguous.class_table == ClassTable(("person", "plane", "zebra"), (1, 5, 90))
+
+
+@pytest.mark.parametrize("ids", [(1, 5, 90), (0, 1, 2), (10, 9, 8), (3, 0, 77)])
+def test_every_label_leads_back_to_its_category(open_dataset, content, ids):
+    renamed = dict(zip((90, 1, 5), ids, strict=True))
+    for entry, key in [(c, "id") for c in content["categories"]] + [(a, "category_id") for a in content["annotations"]]:
+        entry[key] = renamed[entry[key]]
+    for label_map in ("contiguous", "category_id"):
+        dataset = open_dataset(content, label_map=label_map)
+        zebra, person = dataset[0][1].labels.tolist()
+        assert dataset.class_table.names[zebra] == "zebra"
+        assert dataset.class_table.category_ids[zebra] == ids[0]
+        assert dataset.class_table.names[person] == "person"
+        assert dataset.class_table.category_ids[person] == ids[1]
+
+
+def test_boxes_without_area_are_dropped_and_boxes_beyond_the_edge_cut_both_counted(open_dataset, content):
+    content["annotations"] = [
+        {"id": i, "image_id": 7, "category_id": 1, "bbox": box}
+        for i, box in enumerate(
+            [
+                [10, 10, -5, 5],
+                [0, 0, 1e9, 5],
+                [10, 10, 0, 4],
+                [40, 0, 5, 5],
+                [-9, 3, 8, 8],
+                [30, 20, 10.3, 10],
+                [5, 5, 3, 3],
+            ]
+        )
+    ]
+    dataset = open_dataset(content)
+    sides = torch.tensor([40, 30, 40, 30])
+    boxes = dataset[0][1].boxes * sides
+    torch.testing.assert_close(
+        boxes, torch.tensor([[20.0, 2.5, 40, 5], [35, 25, 10, 10], [6.5, 6.5, 3, 3]]), rtol=0, atol=1e-4
+    )
+    assert dataset.counts.num_without_area == 4
+    # a third of a pixel beyond the edge is rounding
+    assert dataset.counts.num_clipped == 1
+    assert dataset.counts.num_targets == 3
+    # the evaluator gets the file's boxes: dropping some would give another AP than pycocotools on the file
+    assert len(dataset.coco_ground_truth()["annotations"]) == 7
+    assert "4 boxes without area dropped, 1 boxes cut" in str(dataset.counts)
+
+
+def test_missing_sizes_are_read_from_the_files(write_dataset, content):
+    annotations, images = write_dataset(content)
+    for image in content["images"][:2]:
+        del image["width"], image["height"]
+    annotations.write_text(json.dumps(content))
+    dataset = CocoDataset(annotations, images, KEEP_SIZE, training=True)
+    assert dataset.counts.num_sizes_from_files == 2
+    assert dataset[1][1].orig_size == (50, 20)
+    assert [image["width"] for image in dataset.coco_ground_truth()["images"]] == [40, 20, 24]
+
+
+def test_missing_image_files_are_one_error_that_lists_the_first_ten(write_dataset, content):
+    content["images"] += [{"id": 100 + i, "file_name": f"extra{i:02}.png", "width": 8, "height": 8} for i in range(15)]
+    annotations, images = write_dataset(content)
+    for i in range(1, 13):
+        (images / f"extra{i:02}.png").unlink()
+    with pytest.raises(FileNotFoundError, match="12 of the 18 images") as error:
+        CocoDataset(annotations, images, KEEP_SIZE, training=True)
+    assert "extra10.png" in str(error.value)
+    assert "extra11.png" not in str(error.value)
+
+
+def test_a_missing_image_folder_is_named(write_dataset, content):
+    annotations, images = write_dataset(content)
+    shutil.rmtree(images)
+    with pytest.raises(FileNotFoundError, match=f"no image folder {images}"):
+        CocoDataset(annotations, images, KEEP_SIZE, training=True)
+
+
+@pytest.mark.parametrize("name", ["../secret.png", "sub/../../secret.png", "/etc/passwd", "..", "a\0.png"])
+def test_file_names_cannot_leave_the_image_folder(write_dataset, content, name):
+    annotations, images = write_dataset(content)
+    content["images"][0]["file_name"] = name
+    annotations.write_text(json.dumps(content))
+    with pytest.raises(ValueError, match="outside the image folder"):
+        CocoDataset(annotations, images, KEEP_SIZE, training=True)
+
+
+def test_a_name_that_stays_inside_is_fine_however_it_is_spelt(write_dataset, content):
+    annotations, images = write_dataset(content)
+    content["images"][0]["file_name"] = "./sub/..//a.png"
+    annotations.write_text(json.dumps(content))
+    assert CocoDataset(annotations, images, KEEP_SIZE, training=True)[0][0].shape == (3, 30, 40)
+
+
+def test_training_needs_a_box_and_evaluation_does_not(open_dataset, content):
+    content["annotations"] = content["annotations"][2:3]
+    with pytest.raises(ValueError, match=r"no box to train on \(3 images, 0 boxes, 3 images without boxes"):
+        open_dataset(content)
+    assert len(open_dataset(content, training=False)) == 3
+    del content["annotations"]
+    with pytest.raises(ValueError, match="'annotations'; found nothing"):
+        open_dataset(content)
+    assert open_dataset(content, training=False)[0][1].labels.shape == (0,)
+
+
+def test_a_photo_turned_by_exif_is_upright_and_its_boxes_fit(write_dataset, content):
+    annotations, images = write_dataset(content)
+    # stored lying, 30 wide and 40 high; shown, and annotated, 40 wide and 30 high
+    upright = np.zeros((30, 40, 3), dtype=np.uint8)
+    upright[5:15, 4:12] = 255
+    exif = Image.Exif()
+    exif[0x0112] = 6
+    Image.fromarray(np.rot90(upright)).save(images / "a.png", exif=exif)
+    image, target = CocoDataset(annotations, images, KEEP_SIZE, training=True)[0]
+    assert target.orig_size == (30, 40)
+    white = np.argwhere(image[0].numpy() == 255)
+    assert white.min(0).tolist() == [5, 4]
+    assert white.max(0).tolist() == [14, 11]
+    torch.testing.assert_close(target.boxes[0], torch.tensor([8 / 40, 10 / 30, 8 / 40, 10 / 30]))
+    ignoring = CocoDataset(annotations, images, KEEP_SIZE, training=True, apply_exif=False)
+    with pytest.raises(ValueError, match=r"swapped.*data.apply_exif=true"):
+        ignoring[0]
+
+
+def test_swapped_width_and_height_are_an_error_that_says_how_to_go_on(write_dataset, content):
+    annotations, images = write_dataset(content)
+    Image.fromarray(np.zeros((40, 30, 3), dtype=np.uint8)).save(images / "a.png")
+    dataset = CocoDataset(annotations, images, KEEP_SIZE, training=True)
+    with pytest.raises(
+        ValueError,
+        match=r"image 7 \(.*a.png\) is 30 x 40 pixels .* say 40 x 30: width and height are swapped.*apply_exif=false",
+    ):
+        dataset[0]
+
+
+def test_another_size_than_annotated_is_an_error(write_dataset, content):
+    annotations, images = write_dataset(content)
+    Image.fromarray(np.zeros((10, 10, 3), dtype=np.uint8)).save(images / "a.png")
+    with pytest.raises(ValueError, match=r"is 10 x 10 pixels .* say 40 x 30, so its boxes would be wrong"):
+        CocoDataset(annotations, images, KEEP_SIZE, training=True)[0]
+
+
+def test_a_truncated_image_names_path_and_image_id(write_dataset, content):
+    annotations, images = write_dataset(content)
+    path = images / "a.png"
+    path.write_bytes(path.read_bytes()[:1000])
+    with pytest.raises(ValueError, match=f"image 7: cannot read the image {path}"):
+        CocoDataset(annotations, images, KEEP_SIZE, training=True)[0]
+
+
+def test_annotations_take_no_python_object_each(write_dataset, content):
+    """Objects that every worker touches get copied into every worker, page by page."""
+    content["annotations"] = [
+        {"id": i, "image_id": 7, "category_id": 5, "bbox": [i % 30, 1, 2, 3]} for i in range(5000)
+    ]
+    content["images"] += [{"id": 1000 + i, "file_name": "a.png", "width": 40, "height": 30} for i in range(3000)]
+    dataset = CocoDataset(*write_dataset(content), KEEP_SIZE, training=True)
+    reached, waiting = set(), [dataset.__dict__]
+    while waiting:
+        value = waiting.pop()
+        if id(value) not in reached and not isinstance(value, type | type(gc)):
+            reached.add(id(value))
+            if isinstance(value, dict | list | tuple | set) or type(value).__module__.startswith("detr"):
+                waiting += gc.get_referents(value)
+    assert len(reached) < 200
+
+
+def test_coco_mini_under_the_full_recipe(shared_dir):
+    root = shared_dir / "data/coco-mini"
+    dataset = CocoDataset(
+        root / "annotations/instances_train2017.json",
+        root / "train2017",
+        detr_augmentation([480, 800], 1333),
+        training=True,
+        label_map="category_id",
+    )
+    assert len(dataset) == 81
+    assert dataset.class_table.num_classes == 91
+    assert dataset.counts.num_crowd == 13
+    torch.manual_seed(0)
+    for index in range(0, 81, 8):
+        image, target = dataset[index]
+        assert image.shape[0] == 3
+        assert min(image.shape[1:]) <= 800
+        assert max(image.shape[1:]) <= 1334
+        assert len(target.boxes) <= dataset._first_box[index + 1] - dataset._first_box[index]
+
+
+def test_bccd_loses_its_two_boxes_without_area(shared_dir):
+    root = shared_dir / "data/bccd"
+    for split, num_boxes in (("train", 2805), ("val", 1138)):
+        dataset = CocoDataset(root / f"annotations/instances_{split}.json", root / split, KEEP_SIZE, training=True)
+        assert dataset.counts.num_without_area == 1
+        assert dataset.counts.num_targets == num_boxes - 1
+        assert len(dataset.coco_ground_truth()["annotations"]) == num_boxes
+        assert dataset.class_table.num_classes == 3
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("clean", None),
+        ("unicode_names", None),
+        ("no_width_height", None),
+        ("no_iscrowd_no_area_no_segmentation", None),
+        ("bbox_negative_size", None),
+        ("missing_image_file", r"1 of the 3 images.*\n  does_not_exist.jpg"),
+    ],
+)
+def test_odd_annotation_files_with_their_images(shared_dir, name, message):
+    folder: Path = shared_dir / "data/odd-images/annotations/derived"
+    if message:
+        with pytest.raises(FileNotFoundError, match=message):
+            CocoDataset(folder / f"{name}.json", folder / "images", KEEP_SIZE, training=True)
+        return
+    dataset = CocoDataset(folder / f"{name}.json", folder / "images", KEEP_SIZE, training=True)
+    boxes = [len(dataset[index][1].boxes) for index in range(len(dataset))]
+    assert sum(boxes) == (16 if name == "bbox_negative_size" else 17)
+    assert dataset[0][1].orig_size == (640, 480)
+
+
+@pytest.mark.parametrize("apply_exif", [True, False])
+def test_odd_images_load_through_a_dataset_or_name_themselves(shared_dir, apply_exif):
+    """Their annotations give the sizes before EXIF rotation."""
+    folder = shared_dir / "data/odd-images"
+    dataset = CocoDataset(
+        folder / "instances_odd.json", folder / "images", KEEP_SIZE, training=True, apply_exif=apply_exif
+    )
+    faults = {}
+    for index in range(len(dataset)):
+        path = dataset.image_path(index)
+        try:
+            image, target = dataset[index]
+        except ValueError as error:
+            kind = "swapped" if "swapped" in str(error) else "unreadable"
+            faults[path.name] = kind if str(path) in str(error) else "without its path"
+            continue
+        assert target.orig_size == image.shape[1:]
+        # one box over the whole image
+        torch.testing.assert_close(target.boxes, torch.tensor([[0.5, 0.5, 1, 1]]))
+    unreadable = ("apng_chunk_no_fctl.png", "broken.png", "truncated_image.png", "truncated_jpeg.jpg")
+    lying = [f"exif_{name}.jpg" for name in ("Landscape_5", "Landscape_6", "Landscape_8", "Portrait_6", "Portrait_8")]
+    expected = dict.fromkeys(unreadable, "unreadable") | (dict.fromkeys(lying, "swapped") if apply_exif else {})
+    assert faults == expected

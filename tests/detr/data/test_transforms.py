@@ -1,0 +1,224 @@
+import math
+
+import pytest
+import torch
+from torchvision.transforms import v2
+
+from detr.data import DetectionTransform, EvalTransform, detr_augmentation, flip_and_resize
+from detr.data.transforms import RandomSizeCrop, ResizeShortSide, clip_boxes, resized_size
+
+# (x0, y0, x1, y1), well apart and inside an image 300 high and 500 wide
+BOXES = torch.tensor([[40.0, 30, 120, 90], [300, 200, 460, 280], [200, 20, 280, 120]])
+
+
+def painted(h=300, w=500, boxes=BOXES):
+    """A black image where channel k is 255 inside box k."""
+    image = torch.zeros(3, h, w, dtype=torch.uint8)
+    for channel, (x0, y0, x1, y1) in enumerate(boxes.int().tolist()):
+        image[channel, y0:y1, x0:x1] = 255
+    return image
+
+
+def found_box(channel):
+    """The box of the pixels of (h, w) that are more than half bright."""
+    y, x = torch.nonzero(channel > 127, as_tuple=True)
+    return torch.stack([x.min(), y.min(), x.max() + 1, y.max() + 1]).float()
+
+
+def assert_boxes_fit(image, boxes, labels, tolerance=1.0):
+    """Each box is where its channel is bright, to within the antialiasing of its edges."""
+    assert boxes.shape == (len(labels), 4)
+    for box, label in zip(boxes, labels.tolist(), strict=True):
+        torch.testing.assert_close(box, found_box(image[label]), rtol=0, atol=tolerance)
+
+
+TRANSFORMS = {
+    "native": EvalTransform(None, None),
+    "short side": EvalTransform(173, 1333),
+    "short side up": EvalTransform(640, 1333),
+    "long side limit": EvalTransform(640, 700),
+    "stretched": EvalTransform((417, 256), None),
+    "flip": flip_and_resize(None, None, flip_probability=1.0),
+    "flip and resize": flip_and_resize(217, 400, flip_probability=1.0),
+    "flip and stretch": flip_and_resize((300, 200), None, flip_probability=1.0),
+    "detr": detr_augmentation([240, 300, 360], 640, (250, 280), (150, 260)),
+    "crop": DetectionTransform([RandomSizeCrop(200, 290)]),
+}
+
+
+@pytest.mark.parametrize("name", TRANSFORMS)
+def test_boxes_stay_on_what_they_enclose(name):
+    torch.manual_seed(0)
+    num_boxes = 0
+    for _ in range(12):
+        image, boxes, labels = TRANSFORMS[name](painted(), BOXES.clone(), torch.arange(3))
+        assert image.dtype == torch.uint8
+        assert type(image) is type(boxes) is torch.Tensor
+        assert_boxes_fit(image, boxes, labels)
+        # what is gone is gone from the image as well
+        for label in set(range(3)) - set(labels.tolist()):
+            assert not (image[label] > 127).any()
+        num_boxes += len(boxes)
+    assert num_boxes > 0
+
+
+@pytest.mark.parametrize("name", TRANSFORMS)
+def test_images_without_boxes_pass(name):
+    torch.manual_seed(0)
+    _, boxes, labels = TRANSFORMS[name](painted(), torch.zeros(0, 4), torch.zeros(0, dtype=torch.int64))
+    assert boxes.shape == (0, 4)
+    assert labels.shape == (0,)
+
+
+def test_a_flip_mirrors_the_boxes_exactly():
+    flip = flip_and_resize(None, None, flip_probability=1.0)
+    _, boxes, _ = flip(painted(), BOXES.clone(), torch.arange(3))
+    expected = torch.stack([500 - BOXES[:, 2], BOXES[:, 1], 500 - BOXES[:, 0], BOXES[:, 3]], dim=1)
+    assert torch.equal(boxes, expected)
+
+
+def test_a_resize_scales_each_axis_by_its_whole_pixel_ratio():
+    image, boxes, _ = EvalTransform(173, None)(painted(), BOXES.clone(), torch.arange(3))
+    assert image.shape[1:] == (173, int(173 * 500 / 300))
+    ratio = torch.tensor([288 / 500, 173 / 300, 288 / 500, 173 / 300])
+    torch.testing.assert_close(boxes, BOXES * ratio)
+
+
+def test_a_crop_may_leave_no_box():
+    crop = DetectionTransform([RandomSizeCrop(10, 12)])
+    torch.manual_seed(0)
+    counts = [len(crop(painted(), BOXES.clone(), torch.arange(3))[1]) for _ in range(40)]
+    assert 0 in counts
+    assert max(counts) > 0
+
+
+@pytest.mark.parametrize(
+    ("image_size", "size", "max_size", "expected"),
+    [
+        ((480, 640), 800, 1333, (800, 1066)),
+        ((640, 480), 800, 1333, (1066, 800)),
+        ((480, 640), 480, 1333, (480, 640)),
+        ((500, 500), 800, 1333, (800, 800)),
+        # round(1333 * 375 / 1242) = 402, int(402 * 1242 / 375) = 1331
+        ((375, 1242), 800, 1333, (402, 1331)),
+        # the long side exceeds the limit by one: round(1333 * 2 / 3) = 889, int(889 * 3 / 2) = 1333; by 1 below
+        ((200, 300), 900, 1333, (889, 1333)),
+        ((30, 750), 800, 1333, (53, 1325)),
+        ((1, 5000), 800, 1333, (1, 5000)),
+        ((480, 640), 800, None, (800, 1066)),
+    ],
+)
+def test_the_size_rule_of_the_recipe(image_size, size, max_size, expected):
+    assert resized_size(image_size, size, max_size) == expected
+
+
+def test_the_long_side_may_exceed_its_limit_by_one_pixel_and_no_more():
+    excess = {
+        max(resized_size((short, long), 800, 1333)) - 1333
+        for short in range(200, 500, 7)
+        for long in range(short, 3 * short, 3)
+    }
+    assert max(excess) == 1
+
+
+def test_no_resize_when_the_short_side_fits():
+    image = painted()
+    resized, boxes, _ = EvalTransform(300, 1333)(image, BOXES.clone(), torch.arange(3))
+    assert torch.equal(resized, image)
+    assert torch.equal(boxes, BOXES)
+
+
+def test_a_shrunk_image_is_antialiased():
+    checks = (torch.arange(400)[:, None] + torch.arange(400)) % 2 * 255
+    image = checks.to(torch.uint8).expand(3, -1, -1)
+    small, _, _ = EvalTransform(100, None)(image, torch.zeros(0, 4), torch.zeros(0, dtype=torch.int64))
+    # without antialiasing single pixels are picked and the grey is lost
+    assert (small.float() - 127.5).abs().max() < 20
+
+
+def test_the_detr_augmentation_draws_from_the_recipes_ranges():
+    transform = detr_augmentation([480, 512, 544, 576, 608, 640, 672, 704, 736, 768, 800], 1333)
+    image = torch.zeros(3, 480, 640, dtype=torch.uint8)
+    image[:, :, :320] = 255
+    torch.manual_seed(0)
+    sizes, flipped = [], 0
+    for _ in range(60):
+        out, _, _ = transform(image, torch.zeros(0, 4), torch.zeros(0, dtype=torch.int64))
+        sizes.append(tuple(out.shape[1:]))
+        flipped += bool(out[0, 0, -1] > 127)
+    assert {min(size) for size in sizes} <= set(range(480, 801, 32))
+    assert len({min(size) for size in sizes}) > 8
+    # the uncropped half keeps 3:4
+    uncropped = sum(math.isclose(w / h, 4 / 3, rel_tol=0.005) for h, w in sizes)
+    assert 18 <= uncropped <= 42
+    assert 8 <= flipped <= 45
+
+
+def test_crops_have_sides_between_the_limits_and_the_image():
+    torch.manual_seed(0)
+    crop = DetectionTransform([RandomSizeCrop(384, 600)])
+    empty = (torch.zeros(0, 4), torch.zeros(0, dtype=torch.int64))
+    shapes = [crop(torch.zeros(3, 500, 300, dtype=torch.uint8), *empty)[0].shape[1:] for _ in range(200)]
+    assert {w for _, w in shapes} == {300}
+    heights = [h for h, _ in shapes]
+    assert min(heights) < 390
+    assert max(heights) > 494
+    assert all(384 <= h <= 500 for h in heights)
+
+
+def test_the_same_seed_gives_the_same_pixels():
+    def run(seed):
+        torch.manual_seed(seed)
+        return TRANSFORMS["detr"](painted(), BOXES.clone(), torch.arange(3))
+
+    for a, b in zip(run(3), run(3), strict=True):
+        assert torch.equal(a, b)
+    assert any(run(3)[0].shape != run(seed)[0].shape for seed in range(4, 8))
+
+
+def test_evaluation_draws_no_random_numbers():
+    state = torch.get_rng_state()
+    EvalTransform(200, 400)(painted(), BOXES.clone(), torch.arange(3))
+    assert torch.equal(torch.get_rng_state(), state)
+
+
+def test_other_v2_transforms_can_be_used():
+    pipeline = DetectionTransform([v2.RandomZoomOut(p=1.0), v2.RandomPhotometricDistort(), v2.RandomVerticalFlip(1.0)])
+    torch.manual_seed(0)
+    image, boxes, labels = pipeline(painted(), BOXES.clone(), torch.arange(3))
+    assert image.shape[1] > 300
+    assert len(boxes) == len(labels) == 3
+
+
+def test_clip_boxes_keeps_those_with_an_area():
+    boxes = torch.tensor([[-5.0, 2, 4, 8], [12, 3, 20, 5], [3, 3, 3, 9], [5, 5, 4, 6], [8, 1, 30, 30]])
+    clipped, kept = clip_boxes(boxes, h=7, w=10)
+    assert kept.tolist() == [True, False, False, False, True]
+    assert clipped[kept].tolist() == [[0, 2, 4, 7], [8, 1, 10, 7]]
+
+
+@pytest.mark.parametrize("arguments", [(800, 1333), ([320, 480], None), (None, None), ((64, 64), None)])
+def test_a_description_makes_the_same_transform(arguments):
+    transform = EvalTransform(*arguments)
+    described = transform.describe()
+    rebuilt = EvalTransform(**described)
+    assert rebuilt.describe() == described
+    image = painted()
+    empty = (torch.zeros(0, 4), torch.zeros(0, dtype=torch.int64))
+    assert torch.equal(rebuilt(image, *empty)[0], transform(image, *empty)[0])
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: EvalTransform(None, 1333), "max_size=1333 limits .* must be null"),
+        (lambda: EvalTransform((640, 640), 1333), "must be null"),
+        (lambda: EvalTransform((640,), None), r"short side or \(h, w\) in pixels; got \[640\]"),
+        (lambda: EvalTransform(800, 600), "max_size=600 is below the short side 800"),
+        (lambda: ResizeShortSide([], 1333), "at least 1 pixel"),
+        (lambda: RandomSizeCrop(600, 384), "1 <= min_size <= max_size; got 600 and 384"),
+    ],
+)
+def test_arguments_that_make_no_sense_are_refused(make, message):
+    with pytest.raises(ValueError, match=message):
+        make()
