@@ -10,6 +10,8 @@ from typing import Any, Literal, cast
 
 _logger = logging.getLogger(__name__)
 
+_START_TIMEOUT_S = 30
+
 
 class WandbLogger:
     """Sends the numbers to Weights & Biases; a failure is reported once and never stops the run.
@@ -74,12 +76,12 @@ class WandbLogger:
         except Exception as error:
             self._has_failed = True
             _logger.warning(
-                "wandb failed and is off for the rest of the run; training goes on, and metrics.jsonl has "
-                "every value (%s: %s)",
+                "wandb failed and is off for the rest of the run; training goes on, and metrics.jsonl has every value "
+                "(%s: %s)",
                 type(error).__name__,
                 error,
-                exc_info=True,
             )
+            _logger.debug("where wandb failed", exc_info=True)
 
     def _log(self, step: int, values: Mapping[str, float]) -> None:
         if self._run is None:
@@ -92,6 +94,8 @@ class WandbLogger:
         id_path = self._output_dir / "wandb" / "run_id.txt"
         id_path.parent.mkdir(parents=True, exist_ok=True)
         run_id = id_path.read_text(encoding="utf-8").strip() if id_path.exists() else uuid.uuid4().hex[:8]
+        # an unanswered question for the key, or an unreachable server, must not hold up the run for long
+        wandb.setup(wandb.Settings(login_timeout=_START_TIMEOUT_S))
         run = wandb.init(
             project=self._project,
             name=self._name,
@@ -103,7 +107,7 @@ class WandbLogger:
             resume="allow",
             config=self._read_config(),
             # capturing stdout would fight with the progress bar
-            settings=wandb.Settings(console="off"),
+            settings=wandb.Settings(console="off", init_timeout=_START_TIMEOUT_S),
         )
         id_path.write_text(run_id + "\n", encoding="utf-8")
         run.define_metric("*", step_metric="step")

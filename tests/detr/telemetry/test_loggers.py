@@ -205,6 +205,7 @@ class TestWandb:
         module = types.ModuleType("wandb")
         module.__spec__ = types.SimpleNamespace()  # type: ignore[assignment]
         module.Settings = dict  # type: ignore[attr-defined]
+        module.setup = lambda settings: None  # type: ignore[attr-defined]
         for name, part in parts.items():
             setattr(module, name, part)
         monkeypatch.setitem(sys.modules, "wandb", module)

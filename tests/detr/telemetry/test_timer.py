@@ -44,6 +44,8 @@ def test_cuda_spans_measure_the_device_without_waiting():
     device = torch.device("cuda")
     timer = PhaseTimer(device)
     matrix = torch.randn(4096, 4096, device=device)
+    # the first product sets up the library
+    matrix @ matrix
     torch.cuda.synchronize()
     torch.cuda.set_sync_debug_mode("error")
     try:
