@@ -11,6 +11,7 @@ from typing import Any
 import hydra
 from hydra import compose, initialize_config_dir
 from hydra.core.global_hydra import GlobalHydra
+from hydra.core.object_type import ObjectType
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Override
 from hydra.errors import HydraException, InstantiationException
@@ -121,24 +122,34 @@ def check_overrides(config_name: str, arguments: Iterable[str]) -> None:
         except HydraException:
             # a syntax error or an unknown option of a group, which Hydra explains well when it runs
             return
-        groups = loader.get_group_options("")
+        groups = loader.get_group_options("", results_filter=ObjectType.GROUP)
     for override in overrides:
         if override not in choices and _names_a_key(override):
-            _require_key(cfg, override.key_or_group, extra_names=groups)
+            default = _require_key(cfg, override.key_or_group, extra_names=groups)
+            _require_number(override, default)
 
 
 def _names_a_key(override: Override) -> bool:
     return not (override.is_add() or override.is_force_add() or override.key_or_group.startswith("hydra"))
 
 
-def _require_key(cfg: DictConfig, key: str, *, extra_names: list[str]) -> None:
+def _require_number(override: Override, default: Any) -> None:
+    """Refuse a word where the configuration has a number."""
+    given = override.value()
+    is_number = isinstance(default, int | float) and not isinstance(default, bool)
+    if is_number and isinstance(given, str) and not given.startswith("${"):
+        raise ValueError(f"{override.key_or_group} is a number, as in {default}; got {given!r}")
+
+
+def _require_key(cfg: DictConfig, key: str, *, extra_names: list[str]) -> Any:
+    """The default of a key that exists."""
     node: Any = cfg
     path: list[str] = []
     for part in key.split("."):
         if not isinstance(node, DictConfig):
             if node is None or isinstance(node, str | int | float | bool):
                 raise ValueError(f"unknown key {key}: {'.'.join(path)} is a value ({node}), not a group of keys")
-            return
+            return None
         if part not in node:
             names = [str(name) for name in node] + ([] if path else extra_names)
             prefix = ".".join(path) + "." if path else ""
@@ -148,3 +159,4 @@ def _require_key(cfg: DictConfig, key: str, *, extra_names: list[str]) -> None:
             raise ValueError(f"unknown key {prefix}{part}; {hint}Valid names: {', '.join(names)}")
         path.append(part)
         node = None if OmegaConf.is_missing(node, part) else node[part]
+    return node

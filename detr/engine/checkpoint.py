@@ -114,7 +114,7 @@ def load_checkpoint(path: str | Path) -> Checkpoint:
         raise FileNotFoundError(f"no checkpoint at {path}{_neighbours(path)}")
     try:
         payload = torch.load(path, map_location="cpu", weights_only=True)
-    except (RuntimeError, EOFError, BadZipFile, pickle.UnpicklingError, ValueError) as error:
+    except (RuntimeError, OSError, EOFError, BadZipFile, pickle.UnpicklingError, ValueError) as error:
         raise ValueError(
             f"{path} cannot be read as a checkpoint; it is damaged, cut short or not ours "
             f"({type(error).__name__}). Give a last.pt or best.pt that tools/train.py wrote"

@@ -164,6 +164,8 @@ class Trainer:
 
     def fit(self) -> dict[str, Any]:
         """Train the epochs that are left; returns the numbers of the last evaluation."""
+        if self.progress.epoch >= self.num_epochs:
+            _logger.info("the run already has its %d epochs; schedule.epochs=N goes on", self.num_epochs)
         while self.progress.epoch < self.num_epochs:
             self._train_epoch()
             self.progress.epoch += 1

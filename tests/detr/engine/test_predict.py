@@ -1,0 +1,121 @@
+import json
+import logging
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from PIL import Image
+from torch import nn
+
+from detr.engine.evaluate import detect, evaluate
+from detr.engine.precision import Precision
+from detr.engine.predict import find_images, predict, write_predictions
+from detr.evaluation import CocoEvaluator, PostProcess
+from detr.structures import ClassTable, DetectorOutput, ImageBatch
+
+CPU = torch.device("cpu")
+PREPROCESSING = {"resize": {"size": 32, "max_size": None}, "apply_exif": True, "pad_to": 16}
+
+
+class LeftHalf(nn.Module):
+    """Finds class 1 in the left half of each image with score 0.9, and class 0 all over with 0.2."""
+
+    def forward(self, images: ImageBatch) -> DetectorOutput:
+        self.seen = images
+        logits = torch.tensor([[-9.0, 0.9, -9.0], [0.2, -9.0, -9.0]])
+        logits = torch.where(logits > 0, logits.clamp(min=0.01).logit(), logits)
+        boxes = torch.tensor([[0.25, 0.5, 0.5, 1.0], [0.5, 0.5, 1.0, 1.0]])
+        N = len(images)
+        return DetectorOutput(logits.expand(1, N, 2, 3), boxes.expand(1, N, 2, 4))
+
+
+@pytest.fixture
+def photos(tmp_path: Path) -> Path:
+    folder = tmp_path / "photos"
+    folder.mkdir()
+    Image.new("RGB", (80, 40), "red").save(folder / "b.jpg")
+    Image.new("L", (30, 60)).save(folder / "a.png")
+    Image.new("RGB", (40, 40)).save(folder / "b.png")
+    (folder / "broken.jpg").write_bytes(b"\xff\xd8\xff no image")
+    (folder / "notes.txt").write_text("no image either")
+    return folder
+
+
+def run(paths: list[Path], **options: Any) -> list[Any]:
+    settings: dict[str, Any] = {"min_score": 0.5, "batch_size": 2, "precision": Precision(), "device": CPU}
+    return list(predict(LeftHalf(), paths, PostProcess(), preprocessing=PREPROCESSING, **(settings | options)))
+
+
+def test_images_are_found_by_name(photos: Path):
+    assert [path.name for path in find_images(photos)] == ["a.png", "b.jpg", "b.png", "broken.jpg"]
+    assert find_images(photos / "b.jpg") == [photos / "b.jpg"]
+
+
+def test_a_source_without_images(tmp_path: Path):
+    with pytest.raises(FileNotFoundError, match="neither an image nor a folder"):
+        find_images(tmp_path / "nothing")
+    with pytest.raises(ValueError, match="holds no image"):
+        find_images(tmp_path)
+
+
+def test_boxes_are_pixels_of_each_original(photos: Path, caplog: pytest.LogCaptureFixture):
+    with caplog.at_level(logging.WARNING):
+        predictions = run(find_images(photos))
+    assert [prediction.path.name for prediction in predictions] == ["a.png", "b.jpg", "b.png"]
+    assert [p.detections.boxes.tolist() for p in predictions] == [
+        [[0.0, 0.0, 15.0, 60.0]],
+        [[0.0, 0.0, 40.0, 40.0]],
+        [[0.0, 0.0, 20.0, 40.0]],
+    ]
+    assert "broken.jpg" in caplog.text
+
+
+def test_threshold_and_preprocessing(photos: Path):
+    [prediction] = run([photos / "b.jpg"], min_score=0.1)
+    assert prediction.detections.scores.tolist() == pytest.approx([0.9, 0.2])
+    model = LeftHalf()
+    options = {"min_score": 0.5, "batch_size": 1, "precision": Precision(), "device": CPU}
+    list(predict(model, [photos / "b.jpg"], PostProcess(), preprocessing=PREPROCESSING, **options))
+    # 80 x 40 resized to a short side of 32
+    assert model.seen.sizes.tolist() == [[32, 64]]
+    with pytest.raises(ValueError, match="batch_size"):
+        run([photos / "b.jpg"], batch_size=0)
+
+
+def test_predictions_carry_original_ids_and_names(photos: Path, tmp_path: Path):
+    table = ClassTable(("cat", "dog", ""), (7, 90, 91))
+    counts = write_predictions(iter(run(find_images(photos))), tmp_path / "out", table)
+    assert counts == (3, 3)
+    rows = json.loads((tmp_path / "out" / "predictions.json").read_text())
+    assert rows[1]["image_id"] == 2
+    assert rows[1]["file_name"] == "b.jpg"
+    assert (rows[1]["category_id"], rows[1]["category_name"]) == (90, "dog")
+    assert rows[1]["bbox"] == [0.0, 0.0, 40.0, 40.0]
+    assert rows[1]["score"] == pytest.approx(0.9)
+    # b.jpg and b.png both have their picture, with something drawn on it
+    assert {path.name for path in (tmp_path / "out").glob("*.png")} == {"a.png", "b.png", "b.png.png"}
+    drawn = Image.open(tmp_path / "out" / "b.png")
+    assert drawn.size == (80, 40)
+    assert len(drawn.getcolors(maxcolors=10_000)) > 1
+
+
+def test_evaluation_leaves_the_mode_and_counts_every_image(detector: Callable[..., Any], data: Callable[..., Any]):
+    model = detector().train()
+    split = data()
+    evaluator = CocoEvaluator(split.val_ground_truth(), split.class_table)
+    seen = []
+    model.register_forward_hook(lambda module, args, output: seen.append((module.training, len(args[0]))))
+    for _ in range(2):
+        metrics = evaluate(model, split.val_loader(), evaluator, PostProcess(), precision=Precision(), device=CPU)
+        assert 0 <= metrics.AP <= 1
+    assert model.training
+    assert seen == [(False, 2)] * 4
+    assert {result["image_id"] for result in evaluator.gather_results()} == {1, 2, 3, 4}
+
+
+def test_detection_keeps_no_graph(detector: Callable[..., Any], batches: Callable[..., Any]):
+    [found] = detect(detector().eval(), batches([[1]])[0], PostProcess(5), precision=Precision(), device=CPU)
+    assert not found.boxes.requires_grad
+    assert len(found.scores) == 5

@@ -1,0 +1,167 @@
+import json
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from detr.engine.checkpoint import load_checkpoint
+from detr.engine.trainer import TrainerSettings, steps_per_epoch, windows
+from detr.telemetry.loggers import CompositeLogger, JsonlLogger, read_metrics
+
+
+class Interrupt(Exception):
+    """Stands for a kill."""
+
+
+class KillAt:
+    """A logger that dies at a step, after the checkpoint of the epoch before."""
+
+    def __init__(self, step: int) -> None:
+        self.step = step
+
+    def log(self, step: int, values: Mapping[str, float]) -> None:
+        if step == self.step and "train/loss" in values:
+            raise Interrupt
+
+    def close(self) -> None:
+        pass
+
+
+def assert_same(first: Any, second: Any, path: str = "") -> None:
+    """Bit for bit, through nested containers."""
+    if isinstance(first, torch.Tensor):
+        assert torch.equal(first, second), path
+    elif isinstance(first, dict):
+        assert first.keys() == second.keys(), path
+        for key in first:
+            assert_same(first[key], second[key], f"{path}.{key}")
+    elif isinstance(first, list | tuple):
+        assert len(first) == len(second), path
+        for index, pair in enumerate(zip(first, second, strict=True)):
+            assert_same(*pair, f"{path}[{index}]")
+    else:
+        assert first == second, path
+
+
+def test_two_and_two_epochs_equal_four_bit_for_bit(trainer: Callable[..., Any], tmp_path: Path):
+    # two steps an epoch, dropout and an average on, the rate cut after epoch 2
+    trainer(tmp_path / "whole").fit()
+    log = JsonlLogger(tmp_path / "broken" / "metrics.jsonl")
+    with pytest.raises(Interrupt):
+        trainer(tmp_path / "broken", logger=CompositeLogger([log, KillAt(step=6)])).fit()
+    broken = load_checkpoint(tmp_path / "broken" / "last.pt")
+    assert (broken.epoch, broken.global_step) == (2, 4)
+    torch.manual_seed(99)
+    continued = trainer(tmp_path / "broken")
+    continued.fit()
+    whole, other = (load_checkpoint(tmp_path / name / "last.pt") for name in ("whole", "broken"))
+    assert whole.epoch == 4
+    for field in ("model", "ema", "optimizer", "schedule", "random_states", "metrics", "global_step", "best"):
+        assert_same(getattr(whole, field), getattr(other, field), field)
+    assert continued.state.optimizer.param_groups[0]["lr"] == pytest.approx(1e-4)
+    steps = [[row["step"] for row in read_metrics(tmp_path / name / "metrics.jsonl")] for name in ("whole", "broken")]
+    assert steps[0] == steps[1] == list(range(1, 9))
+
+
+def test_the_run_folder_holds_what_a_run_leaves(trainer: Callable[..., Any], tmp_path: Path):
+    metrics = trainer(tmp_path, epochs=2, keep_last=2).fit()
+    names = {path.name for path in tmp_path.iterdir()}
+    assert names == {
+        "ap.png",
+        "best.pt",
+        "config.yaml",
+        "environment.json",
+        "epoch_0001.pt",
+        "epoch_0002.pt",
+        "last.pt",
+        "loss.png",
+        "metrics.json",
+        "metrics.jsonl",
+    }
+    written = json.loads((tmp_path / "metrics.json").read_text())
+    assert written == metrics
+    assert list(written)[:3] == ["AP", "AP50", "AP75"]
+    assert set(written["per_class"]) == set(load_checkpoint(tmp_path / "last.pt").class_table.names)
+
+
+def test_every_step_is_logged_with_all_terms(trainer: Callable[..., Any], tmp_path: Path):
+    trainer(tmp_path, epochs=2).fit()
+    rows = read_metrics(tmp_path / "metrics.jsonl")
+    assert [row["step"] for row in rows] == [1, 2, 3, 4]
+    for row in rows:
+        for name in ("loss", "loss_ce", "loss_giou_0", "grad_norm", "lr", "images_per_s", "skipped"):
+            assert f"train/{name}" in row
+    assert "val/AP" in rows[1]
+    assert "val/AP" not in rows[0]
+
+
+def test_cadences(trainer: Callable[..., Any], tmp_path: Path):
+    trainer(tmp_path, epochs=5, eval_every=2, save_every=100, keep_last=2).fit()
+    rows = read_metrics(tmp_path / "metrics.jsonl")
+    assert [row["epoch"] for row in rows if "val/AP" in row] == [2, 4, 5]
+    kept = sorted(path.name for path in tmp_path.glob("epoch_*.pt"))
+    assert kept[-1] == "epoch_0005.pt"
+    assert len(kept) <= 2
+
+
+def test_a_finished_run_is_left_as_it_is(trainer: Callable[..., Any], tmp_path: Path):
+    metrics = trainer(tmp_path, epochs=1).fit()
+    before = (tmp_path / "last.pt").stat().st_mtime_ns
+    assert trainer(tmp_path, epochs=1).fit() == metrics
+    assert (tmp_path / "last.pt").stat().st_mtime_ns == before
+
+
+def test_best_is_the_best_and_last_the_last(
+    trainer: Callable[..., Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    from dataclasses import replace
+
+    from detr.engine import trainer as module
+
+    real = module.evaluate
+    scores = iter([0.1, 0.5, 0.3])
+    monkeypatch.setattr(module, "evaluate", lambda *a, **k: replace(real(*a, **k), AP=next(scores)))
+    trainer(tmp_path, epochs=3).fit()
+    best, last = load_checkpoint(tmp_path / "best.pt"), load_checkpoint(tmp_path / "last.pt")
+    assert (best.epoch, best.best) == (2, {"epoch": 2, "AP": 0.5})
+    assert (last.epoch, last.best) == (3, {"epoch": 2, "AP": 0.5})
+
+
+def test_an_epoch_without_a_finite_step_is_the_end(trainer: Callable[..., Any], tmp_path: Path):
+    run = trainer(tmp_path, ema_decay=None)
+    run.state.detector.level_embed.register_hook(lambda gradient: gradient * float("nan"))
+    with pytest.raises(FloatingPointError, match="none of the 2 steps of epoch 1"):
+        run.fit()
+    assert not (tmp_path / "last.pt").exists()
+
+
+def test_resuming_on_other_classes_is_refused(trainer: Callable[..., Any], data: Callable[..., Any], tmp_path: Path):
+    from dataclasses import replace
+
+    from detr.engine.checkpoint import save_checkpoint
+    from detr.structures import ClassTable
+
+    trainer(tmp_path, epochs=1).fit()
+    checkpoint = load_checkpoint(tmp_path / "last.pt")
+    renamed = ClassTable(("cat", *checkpoint.class_table.names[1:]), checkpoint.class_table.category_ids)
+    save_checkpoint(replace(checkpoint, class_table=renamed), tmp_path / "last.pt")
+    with pytest.raises(ValueError, match=r"(?s)cat.*init_from"):
+        trainer(tmp_path, epochs=1)
+
+
+def test_windows_lose_no_batch():
+    assert list(windows(iter("abcde"), 2)) == [["a", "b"], ["c", "d"], ["e"]]  # type: ignore[arg-type]
+
+
+def test_steps_of_an_epoch_count_the_rest(data: Callable[..., Any]):
+    loader = data(batch_size=2, num_train_images=11).train_loader(seed=0)
+    assert len(loader) == 5
+    assert steps_per_epoch(loader, 2) == 3
+
+
+@pytest.mark.parametrize("name", ["accumulate", "log_every", "eval_every", "save_every", "keep_last"])
+def test_settings_out_of_range_name_the_key(name: str):
+    with pytest.raises(ValueError, match=f"trainer.{name} must be at least 1; got 0"):
+        TrainerSettings(**{name: 0})

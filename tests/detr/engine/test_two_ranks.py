@@ -1,0 +1,59 @@
+"""Two gloo ranks take the step that one rank takes with all images, accumulation included."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+WORKER = Path(__file__).with_name("two_ranks.py")
+
+
+@pytest.fixture(scope="module")
+def reports(tmp_path_factory: pytest.TempPathFactory, repository: Path) -> dict[str, Any]:
+    """What each rank of one and of two computed."""
+    output_dir = tmp_path_factory.mktemp("two_ranks")
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(repository)}
+    launch = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2"]
+    for command in ([sys.executable], launch):
+        finished = subprocess.run(
+            [*command, str(WORKER), str(output_dir)],
+            env=environment,
+            capture_output=True,
+            text=True,
+            timeout=120,
+            check=False,
+        )
+        assert finished.returncode == 0, finished.stderr
+    return {path.stem: torch.load(path, weights_only=True) for path in output_dir.iterdir()}
+
+
+@pytest.mark.parametrize(("dtype", "tolerance"), [("torch.float64", 1e-9), ("torch.float32", 1e-5)])
+@pytest.mark.parametrize("number", [0, 1])
+def test_gradients_equal_those_of_one_rank(reports: dict[str, Any], dtype: str, tolerance: float, number: int):
+    one, first, second = (reports[name][f"{dtype}/{number}"] for name in ("rank0_of_1", "rank0_of_2", "rank1_of_2"))
+    assert one["gradients"].keys() == first["gradients"].keys()
+    largest = max(gradient.abs().max() for gradient in one["gradients"].values())
+    for name, gradient in one["gradients"].items():
+        assert torch.equal(first["gradients"][name], second["gradients"][name]), name
+        error = (first["gradients"][name] - gradient).abs().max() / largest
+        assert error < tolerance, f"{name}: {error}"
+    torch.testing.assert_close((first["loss"] + second["loss"]) / 2, one["loss"], rtol=tolerance, atol=0)
+    torch.testing.assert_close(first["norm"], one["norm"], rtol=tolerance, atol=0)
+
+
+@pytest.mark.parametrize("what", ["weights", "ema"])
+def test_ranks_stay_equal(reports: dict[str, Any], what: str):
+    for dtype in ("torch.float64", "torch.float32"):
+        first, second = (reports[name][f"{dtype}/{what}"] for name in ("rank0_of_2", "rank1_of_2"))
+        for name, tensor in first.items():
+            assert torch.equal(tensor, second[name]), name
+
+
+def test_weights_equal_those_of_one_rank(reports: dict[str, Any]):
+    one, two = (reports[name]["torch.float64/weights"] for name in ("rank0_of_1", "rank0_of_2"))
+    for name, tensor in one.items():
+        torch.testing.assert_close(two[name], tensor, rtol=0, atol=1e-7, msg=name)

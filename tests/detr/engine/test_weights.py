@@ -1,0 +1,71 @@
+import logging
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from detr.engine.checkpoint import Checkpoint, save_checkpoint
+from detr.engine.weights import init_from, load_weights
+from detr.structures import ClassTable
+
+
+def write_checkpoint(path: Path, model: torch.nn.Module, names: tuple[str, ...]) -> None:
+    table = ClassTable(names, tuple(range(1, len(names) + 1)))
+    save_checkpoint(Checkpoint(1, 1, model.state_dict(), {}, {}, {}, None, [], table, {}, {}, {}, {}), path)
+
+
+def test_weights_are_copied(detector: Callable[..., Any]):
+    source, target = detector(seed=1), detector(seed=2)
+    assert not torch.equal(source.level_embed, target.level_embed)
+    assert load_weights(target, source.state_dict(), reset_head="auto", source="x") == []
+    for name, tensor in source.state_dict().items():
+        assert torch.equal(target.state_dict()[name], tensor), name
+
+
+@pytest.mark.parametrize(("old", "new"), [(1, 2), (5, 3)])
+def test_other_classes_reset_the_head_and_list_it(detector: Callable[..., Any], old: int, new: int):
+    source, target = detector(num_classes=old, seed=1), detector(num_classes=new, seed=2)
+    before = target.heads.class_embed[0].weight.clone()
+    reset = load_weights(target, source.state_dict(), reset_head="auto", source="x")
+    assert len(reset) == 4
+    assert f"heads.class_embed.0.bias: ({old},) -> ({new},)" in reset
+    # a bias of one class would broadcast to two
+    assert torch.equal(target.heads.class_embed[0].weight, before)
+    assert torch.equal(target.level_embed, source.level_embed)
+
+
+def test_reset_head_false_refuses_other_classes(detector: Callable[..., Any]):
+    target = detector(num_classes=2, seed=2)
+    before = target.level_embed.clone()
+    with pytest.raises(ValueError, match=r"(?s)x does not fit.*class_embed\.0\.weight.*reset_head=auto"):
+        load_weights(target, detector(num_classes=5).state_dict(), reset_head=False, source="x")
+    assert torch.equal(target.level_embed, before)
+    with pytest.raises(ValueError, match="reset_head must be auto or false; got True"):
+        load_weights(target, {}, reset_head=True, source="x")
+
+
+def test_another_model_is_refused_with_a_list(detector: Callable[..., Any]):
+    weights = detector().state_dict()
+    weights["surplus"] = weights.pop("level_embed")
+    weights["heads.bbox_embed.0.layers.2.bias"] = torch.zeros(5)
+    with pytest.raises(ValueError, match="3 of") as error:
+        load_weights(detector(), weights, reset_head="auto", source="x")
+    for line in (
+        "level_embed: missing in the weights",
+        "surplus: not in this model",
+        "heads.bbox_embed.0.layers.2.bias: (5,) in the weights, (4,) in this model",
+        "the model and backbone that the weights were trained with",
+    ):
+        assert line in str(error.value)
+
+
+def test_init_from_says_what_it_took(detector: Callable[..., Any], tmp_path: Path, caplog: pytest.LogCaptureFixture):
+    write_checkpoint(tmp_path / "last.pt", detector(num_classes=2, seed=1), ("cat", "dog"))
+    with caplog.at_level(logging.INFO):
+        init_from(detector(seed=2), tmp_path / "last.pt", ClassTable(tuple("abc"), (1, 2, 3)), reset_head="auto")
+    assert "4 of the class head start anew" in caplog.text
+    caplog.clear()
+    init_from(detector(num_classes=2), tmp_path / "last.pt", ClassTable(("a", "b"), (1, 2)), reset_head="auto")
+    assert "trained for other classes (cat, dog" in caplog.text

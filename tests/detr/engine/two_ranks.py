@@ -1,0 +1,87 @@
+"""Run by test_two_ranks, plainly and under torchrun: the gradient of one step, and a short run."""
+
+import sys
+from pathlib import Path
+
+import torch
+
+from detr.distributed import cleanup, init_distributed, is_main
+from detr.engine.optim import build_adamw
+from detr.engine.precision import Precision
+from detr.engine.schedule import StepDecay
+from detr.engine.state import build_train_state
+from detr.engine.step import train_step
+from detr.losses import HungarianMatcher, SetCriterion
+from detr.models import Backbone, deformable_detr
+from detr.structures import Batch, ImageBatch, Target
+
+# boxes of each image; rank 1 of 2 gets the second half of each pair, in the second window nothing but negatives
+WINDOWS = [[(3, 1), (0, 4)], [(2, 0), (5, 0)]]
+
+
+def make_image(index: int, num_boxes: int) -> tuple[torch.Tensor, Target]:
+    generator = torch.Generator().manual_seed(index)
+    image = torch.randint(0, 256, (3, 64, 64), dtype=torch.uint8, generator=generator)
+    labels = torch.randint(0, 3, (num_boxes,), generator=generator)
+    boxes = torch.rand(num_boxes, 4, generator=generator) * 0.4 + 0.2
+    return image, Target(labels, boxes, image_id=index, orig_size=(64, 64))
+
+
+def make_windows(rank: int, world_size: int) -> list[list[Batch]]:
+    """The batches of a rank; one rank gets both images of each pair."""
+    windows = []
+    for number, window in enumerate(WINDOWS):
+        batches = []
+        for position, pair in enumerate(window):
+            samples = [make_image(10 * number + 2 * position + k, count) for k, count in enumerate(pair)]
+            images, targets = zip(*samples[rank::world_size], strict=True)
+            batches.append(Batch(ImageBatch.from_images(images), targets))
+        windows.append(batches)
+    return windows
+
+
+def main(output_dir: Path) -> None:
+    torch.set_num_threads(1)
+    context = init_distributed("cpu")
+    report = {}
+    for dtype in (torch.float64, torch.float32):
+        # each rank starts from other weights: DDP must hand out those of rank 0
+        torch.manual_seed(context.rank)
+        backbone = Backbone("test_resnet", freeze_norm=True)
+        model = deformable_detr(
+            backbone,
+            num_classes=3,
+            num_queries=8,
+            num_levels=2,
+            d_model=32,
+            num_heads=2,
+            num_encoder_layers=1,
+            num_decoder_layers=2,
+            dim_feedforward=32,
+            dropout=0.0,
+            with_box_refine=True,
+        )
+        state = build_train_state(
+            model.to(dtype),
+            SetCriterion(num_classes=3, matcher=HungarianMatcher()),
+            build_adamw,
+            StepDecay(epochs=1, milestones=()),
+            Precision("fp32"),
+            context,
+            total_batch=4,
+            steps_per_epoch=2,
+            ema_decay=0.9,
+        )
+        for number, window in enumerate(make_windows(context.rank, context.world_size)):
+            result = train_step(state, window)
+            gradients = {name: p.grad for name, p in state.detector.named_parameters() if p.grad is not None}
+            report[f"{dtype}/{number}"] = {"gradients": gradients, "loss": result.loss, "norm": result.grad_norm}
+        report[f"{dtype}/weights"] = state.detector.state_dict()
+        report[f"{dtype}/ema"] = state.ema.module.state_dict()
+    torch.save(report, output_dir / f"rank{context.rank}_of_{context.world_size}.pt")
+    assert is_main() == (context.rank == 0)
+    cleanup()
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))

@@ -1,0 +1,90 @@
+"""Score a checkpoint, or a file of detections, with the COCO numbers.
+
+    python tools/evaluate.py checkpoint=outputs/NAME/best.pt [data.root=DIR]
+    python tools/evaluate.py detections=FILE data.val.annotations=FILE
+
+Writes metrics.json and, for a checkpoint, detections.json to `output_dir`. The keys are those of
+configs/evaluate.yaml.
+"""
+
+from pathlib import Path
+
+from hydra.utils import instantiate
+from omegaconf import DictConfig
+
+from detr.data import DetectionData
+from detr.distributed import is_main
+from detr.engine.checkpoint import load_checkpoint
+from detr.engine.evaluate import evaluate
+from detr.engine.run_folder import METRICS, open_result_folder, write_config, write_json
+from detr.evaluation import CocoEvaluator, CocoMetrics, PostProcess, evaluate_files, write_results
+from detr.telemetry.loggers import ConsoleLogger
+from tools.launcher import hydra_tool, print_start, resolved, start_process
+from tools.saved_model import build_detector, data_config
+
+
+@hydra_tool("evaluate")
+def main(cfg: DictConfig) -> None:
+    config = resolved(cfg)
+    if (cfg.checkpoint is None) == (cfg.detections is None):
+        raise ValueError(
+            "tools/evaluate.py takes checkpoint=FILE, or detections=FILE with data.val.annotations=FILE; got "
+            f"checkpoint={cfg.checkpoint} and detections={cfg.detections}"
+        )
+    folder = open_result_folder(cfg.output_dir, config)
+    metrics = evaluate_detections(cfg) if cfg.checkpoint is None else evaluate_checkpoint(cfg, folder)
+    if is_main():
+        write_config(folder, config)
+        write_json(folder / METRICS, metrics.to_dict())
+        print(metrics.format_table())
+        print(f"{folder / METRICS}: AP {metrics.AP:.4f}, AP50 {metrics.AP50:.4f}")
+
+
+def evaluate_checkpoint(cfg: DictConfig, folder: Path) -> CocoMetrics:
+    """Detect on the validation split with the weights of a checkpoint."""
+    context = start_process(cfg)
+    checkpoint = load_checkpoint(cfg.checkpoint)
+    precision = instantiate(cfg.precision)
+    precision.prepare(context.device)
+    if is_main():
+        print_start(cfg, context, checkpoint=cfg.checkpoint, epoch=checkpoint.epoch, output=folder)
+    data: DetectionData = instantiate(data_config(cfg, checkpoint))
+    batches = data.val_loader(
+        rank=context.rank, world_size=context.world_size, pin_memory=context.device.type == "cuda"
+    )
+    evaluator = CocoEvaluator(
+        data.val_ground_truth(),
+        checkpoint.class_table,
+        max_detections=cfg.evaluator.max_detections,
+        backend=cfg.evaluator.backend,
+    )
+    model = build_detector(checkpoint, kernel=cfg.kernel, source=cfg.checkpoint, device=context.device)
+    metrics = evaluate(
+        model,
+        ConsoleLogger().track(batches, "evaluate", num_items=len(batches)) if is_main() else batches,
+        evaluator,
+        PostProcess(cfg.evaluator.top_k),
+        precision=precision,
+        device=context.device,
+    )
+    results = evaluator.gather_results()
+    if is_main():
+        folder.mkdir(parents=True, exist_ok=True)
+        write_results(folder / "detections.json", results)
+    return metrics
+
+
+def evaluate_detections(cfg: DictConfig) -> CocoMetrics:
+    """Score a COCO result file."""
+    if cfg.data.val.annotations is None:
+        raise ValueError("detections=FILE needs data.val.annotations=FILE, the ground truth to score against")
+    return evaluate_files(
+        Path(cfg.data.val.annotations),
+        Path(cfg.detections),
+        max_detections=cfg.evaluator.max_detections,
+        backend=cfg.evaluator.backend,
+    )
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,54 @@
+"""Detect on an image or a folder of images with a trained checkpoint.
+
+    python tools/predict.py checkpoint=outputs/NAME/best.pt source=photos/ [threshold=0.5]
+
+Writes predictions.json (COCO result format with names) and the images with their boxes drawn to `output_dir`.
+The keys are those of configs/predict.yaml.
+"""
+
+from hydra.utils import instantiate
+from omegaconf import DictConfig
+
+from detr.engine.checkpoint import load_checkpoint
+from detr.engine.predict import find_images, predict, write_predictions
+from detr.engine.run_folder import PREDICTIONS, open_result_folder, write_config
+from detr.evaluation import PostProcess
+from detr.telemetry.loggers import ConsoleLogger
+from tools.launcher import hydra_tool, print_start, resolved, start_process
+from tools.saved_model import build_detector
+
+
+@hydra_tool("predict")
+def main(cfg: DictConfig) -> None:
+    config = resolved(cfg)
+    if cfg.checkpoint is None or cfg.source is None:
+        raise ValueError(
+            "tools/predict.py needs checkpoint=FILE and source=IMAGE or source=FOLDER; got "
+            f"checkpoint={cfg.checkpoint} and source={cfg.source}"
+        )
+    folder = open_result_folder(cfg.output_dir, config)
+    context = start_process(cfg)
+    paths = find_images(cfg.source)
+    checkpoint = load_checkpoint(cfg.checkpoint)
+    precision = instantiate(cfg.precision)
+    precision.prepare(context.device)
+    model = build_detector(checkpoint, kernel=cfg.kernel, source=cfg.checkpoint, device=context.device)
+    print_start(cfg, context, checkpoint=cfg.checkpoint, images=len(paths), output=folder)
+
+    write_config(folder, config)
+    predictions = predict(
+        model,
+        ConsoleLogger().track(paths, "predict"),
+        PostProcess(cfg.top_k),
+        preprocessing=checkpoint.preprocessing,
+        min_score=cfg.threshold,
+        batch_size=cfg.batch_size,
+        precision=precision,
+        device=context.device,
+    )
+    num_images, num_detections = write_predictions(predictions, folder, checkpoint.class_table)
+    print(f"{folder / PREDICTIONS}: {num_detections} detections of at least {cfg.threshold} on {num_images} images")
+
+
+if __name__ == "__main__":
+    main()
