@@ -12,7 +12,7 @@ from torchvision.ops import box_convert, sigmoid_focal_loss
 
 from detr.boxes import paired_generalized_box_iou
 from detr.dtypes import at_least_float32
-from detr.losses.matcher import HungarianMatcher, Matches
+from detr.losses.matcher import HungarianMatcher, Matches, MatchingProblem
 from detr.losses.padded_targets import PaddedTargets
 from detr.structures import DetectorOutput, Target
 
@@ -76,7 +76,7 @@ class SetCriterion(nn.Module):
 
         Args:
             output: Of the model, K layers.
-            targets: Of the N images, on the device of `output`.
+            targets: Of the N images; best left on the CPU, from where they travel padded.
             num_boxes: What sums are divided by: the boxes of the whole optimizer step over the number of
                 processes, at least 1. All layers share it.
 
@@ -94,19 +94,31 @@ class SetCriterion(nn.Module):
             raise ValueError(f"one target an image: got {logits.shape[1]} images and {len(targets)} targets")
         if not self.aux_loss:
             logits, boxes = logits[-1:], boxes[-1:]
-        padded = PaddedTargets.from_targets(targets)
-        matches = self.matcher(logits.detach(), boxes.detach(), padded)
+        padded = PaddedTargets.from_targets(targets, logits.device)
+        problems = [MatchingProblem(logits.detach(), boxes.detach(), padded)]
+        proposals = output.enc_outputs
+        if proposals is not None:
+            problems.append(
+                MatchingProblem(
+                    proposals.pred_logits.detach()[None], proposals.pred_boxes.detach()[None], padded.as_objects()
+                )
+            )
+        matches, *proposal_matches = self.matcher.match(problems)
         by_layer = self._terms(logits, boxes, padded, matches, num_boxes)
         suffixes = [f"_{layer}" for layer in range(len(logits) - 1)] + [""]
         terms = {
             name + suffix: values[layer] for layer, suffix in enumerate(suffixes) for name, values in by_layer.items()
         }
         total = sum((self.weights[name] * values.sum() for name, values in by_layer.items()), logits.new_zeros(()))
-        if output.enc_outputs is not None:
-            objects = padded.as_objects()
-            enc_logits, enc_boxes = output.enc_outputs.pred_logits[None], output.enc_outputs.pred_boxes[None]
-            enc_matches = self.matcher(enc_logits.detach(), enc_boxes.detach(), objects)
-            for name, values in self._terms(enc_logits, enc_boxes, objects, enc_matches, num_boxes).items():
+        if proposals is not None:
+            of_proposals = self._terms(
+                proposals.pred_logits[None],
+                proposals.pred_boxes[None],
+                problems[1].targets,
+                proposal_matches[0],
+                num_boxes,
+            )
+            for name, values in of_proposals.items():
                 terms[name + "_enc"] = values[0]
                 total = total + self.weights[name] * values[0]
         return LossOutput(total, terms, _class_error(logits[-1].detach(), padded, matches))

@@ -4,6 +4,7 @@ Shapes: K layers, N images, Lq queries, C classes, T the most boxes of any image
 """
 
 import logging
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -33,6 +34,21 @@ class Matches:
     image: Tensor
     query: Tensor
     target: Tensor
+
+
+@dataclass(frozen=True)
+class MatchingProblem:
+    """Predictions of K layers with Lq queries each, and the targets they are matched to.
+
+    Attributes:
+        logits: (K, N, Lq, C), before the sigmoid.
+        boxes: (K, N, Lq, 4), (cx, cy, w, h) in [0, 1].
+        targets: Of the N images, on the same device.
+    """
+
+    logits: Tensor
+    boxes: Tensor
+    targets: PaddedTargets
 
 
 class HungarianMatcher(nn.Module):
@@ -70,48 +86,36 @@ class HungarianMatcher(nn.Module):
         self.num_nonfinite_batches = 0
         self._warned_crowded = False
 
-    @torch.no_grad()
-    def forward(self, logits: Tensor, boxes: Tensor, targets: PaddedTargets) -> Matches:
-        """Match every layer on its own.
+    def forward(self, problem: MatchingProblem) -> Matches:
+        """Match every layer on its own; see `match`."""
+        return self.match([problem])[0]
 
-        Args:
-            logits: (K, N, Lq, C), before the sigmoid.
-            boxes: (K, N, Lq, 4), (cx, cy, w, h) in [0, 1].
-            targets: Of the N images, on the same device.
+    @torch.no_grad()
+    def match(self, problems: Sequence[MatchingProblem]) -> list[Matches]:
+        """Solve several problems with one copy to the host: decoder layers and proposals differ in Lq.
 
         Raises:
             ValueError: A label is not in [0, C), or a target box is not finite or not in [0, 1].
         """
-        num_layers, _, num_queries, num_classes = logits.shape
-        self._warn_if_crowded(targets, num_queries)
-        cost = self.cost(logits, boxes, targets)
-        bad_labels = (targets.labels < 0) | (targets.labels >= num_classes)
-        bad_boxes = ~((targets.boxes >= 0) & (targets.boxes <= 1)).all(-1)
-        # target faults ride along in the one copy: by themselves they would cost two more stalls
-        packed = torch.cat([cost.flatten(), bad_labels.flatten().to(cost.dtype), bad_boxes.flatten().to(cost.dtype)])
-        host = packed.cpu().numpy()
-        faults = host[cost.numel() :].reshape(2, *targets.labels.shape)
-        _raise_on_faults(faults, targets, num_classes)
-        costs = self._finite(host[: cost.numel()].reshape(cost.shape), targets)
+        costs = [self.cost(problem) for problem in problems]
+        # target faults ride along in the one copy: by themselves they would cost more stalls
+        parts = [
+            part.to(costs[0].dtype).flatten()
+            for cost, problem in zip(costs, problems, strict=True)
+            for part in (cost, *_target_faults(problem))
+        ]
+        host_parts = np.split(torch.cat(parts).cpu().numpy(), np.cumsum([part.numel() for part in parts])[:-1])
+        matches = []
+        for index, (cost, problem) in enumerate(zip(costs, problems, strict=True)):
+            self._warn_if_crowded(problem)
+            host_cost, bad_labels, bad_boxes = host_parts[3 * index : 3 * index + 3]
+            _raise_on_faults(bad_labels, bad_boxes, problem)
+            matches.append(_to_device(self._solve(host_cost.reshape(cost.shape), problem), cost.device))
+        return matches
 
-        queries: list[NDArray[np.int64]] = []
-        rows: list[NDArray[np.int64]] = []
-        for layer in range(num_layers):
-            pairs = [
-                linear_sum_assignment(costs[layer, index, :, :count]) for index, count in enumerate(targets.counts)
-            ]
-            queries.append(np.concatenate([pair[0] for pair in pairs]))
-            rows.append(np.concatenate([pair[1] for pair in pairs]))
-        matched = [min(count, num_queries) for count in targets.counts]
-        images = np.repeat(np.arange(len(matched)), matched)
-        table = torch.from_numpy(np.stack([images, *queries, *rows]).astype(np.int64))  # (1 + 2*K, R)
-        if logits.device.type == "cuda":
-            table = table.pin_memory()
-        table = table.to(logits.device, non_blocking=True)
-        return Matches(table[0], table[1 : 1 + num_layers], table[1 + num_layers :])
-
-    def cost(self, logits: Tensor, boxes: Tensor, targets: PaddedTargets) -> Tensor:
-        """Cost (K, N, Lq, T) of giving each box to each query, float32 at least; arguments as in `forward`."""
+    def cost(self, problem: MatchingProblem) -> Tensor:
+        """Cost (K, N, Lq, T) of giving each box to each query, float32 at least."""
+        logits, boxes, targets = problem.logits, problem.boxes, problem.targets
         num_layers, num_images, num_queries, num_classes = logits.shape
         T = targets.labels.shape[1]
         # a label beyond the classes must not fault on the device; `forward` reports it
@@ -129,6 +133,20 @@ class HungarianMatcher(nn.Module):
             box_convert(boxes, "cxcywh", "xyxy"), box_convert(target_boxes, "cxcywh", "xyxy")
         )
         return self.cost_class * (positive - negative) + self.cost_bbox * distance - self.cost_giou * giou
+
+    def _solve(self, cost: NDArray[np.floating], problem: MatchingProblem) -> NDArray[np.int64]:
+        """Rows of `Matches` (1 + 2*K, R): the image, then the query and the target of each layer."""
+        cost = self._finite(cost, problem.targets)
+        num_layers, _, num_queries, _ = cost.shape
+        counts = problem.targets.counts
+        queries: list[NDArray[np.int64]] = []
+        rows: list[NDArray[np.int64]] = []
+        for layer in range(num_layers):
+            pairs = [linear_sum_assignment(cost[layer, index, :, :count]) for index, count in enumerate(counts)]
+            queries.append(np.concatenate([pair[0] for pair in pairs]))
+            rows.append(np.concatenate([pair[1] for pair in pairs]))
+        images = np.repeat(np.arange(len(counts)), [min(count, num_queries) for count in counts])
+        return np.stack([images, *queries, *rows]).astype(np.int64)
 
     def _finite(self, costs: NDArray[np.floating], targets: PaddedTargets) -> NDArray[np.floating]:
         """Costs that scipy accepts: what is not finite becomes dearer than all that is."""
@@ -148,11 +166,12 @@ class HungarianMatcher(nn.Module):
         worst = costs[finite].max(initial=0.0)
         return np.where(finite, costs, worst + 1.0)
 
-    def _warn_if_crowded(self, targets: PaddedTargets, num_queries: int) -> None:
-        if self._warned_crowded or max(targets.counts, default=0) <= num_queries:
+    def _warn_if_crowded(self, problem: MatchingProblem) -> None:
+        num_queries, targets = problem.logits.shape[2], problem.targets
+        most = max(targets.counts, default=0)
+        if self._warned_crowded or most <= num_queries:
             return
         self._warned_crowded = True
-        most = max(targets.counts)
         logger.warning(
             "image %s has %d boxes but the model has %d queries: the boxes beyond go unmatched. "
             "Set model.num_queries to %d or more (said once a run)",
@@ -163,17 +182,33 @@ class HungarianMatcher(nn.Module):
         )
 
 
-def _raise_on_faults(faults: NDArray[np.floating], targets: PaddedTargets, num_classes: int) -> None:
-    """Raise for the first target that `faults` (2, N, T) marks: wrong labels, then wrong boxes."""
-    for kind, message in enumerate(
-        (
-            f"must be in [0, {num_classes}), the classes of the model; map category ids to contiguous labels or "
-            "build the model with more classes",
-            "must be finite (cx, cy, w, h) in [0, 1]; divide by the image size and clip to the image",
-        )
-    ):
-        for index, row in np.argwhere(faults[kind] != 0):
-            if row < targets.counts[index]:
-                name = ("label", "box")[kind]
-                found = (targets.labels, targets.boxes)[kind][index, row].tolist()
-                raise ValueError(f"image {targets.image_ids[index]}: {name} {row} is {found}; it {message}")
+def _target_faults(problem: MatchingProblem) -> tuple[Tensor, Tensor]:
+    """Where a label is not of the classes, and where a box is not finite or not in [0, 1]; (N, T) bool each."""
+    labels, boxes = problem.targets.labels, problem.targets.boxes
+    bad_labels = (labels < 0) | (labels >= problem.logits.shape[-1])
+    return bad_labels, ~((boxes >= 0) & (boxes <= 1)).all(-1)  # NaN compares false
+
+
+def _raise_on_faults(
+    bad_labels: NDArray[np.floating], bad_boxes: NDArray[np.floating], problem: MatchingProblem
+) -> None:
+    targets = problem.targets
+    wanted = {
+        "label": f"must be in [0, {problem.logits.shape[-1]}), the classes of the model; map category ids to "
+        "contiguous labels or build the model with more classes",
+        "box": "must be finite (cx, cy, w, h) in [0, 1]; divide by the image size and clip to the image",
+    }
+    for name, faults, values in (("label", bad_labels, targets.labels), ("box", bad_boxes, targets.boxes)):
+        for index, row in np.argwhere(faults.reshape(targets.labels.shape) != 0):
+            found = values[index, row].tolist()
+            raise ValueError(f"image {targets.image_ids[index]}: {name} {row} is {found}; it {wanted[name]}")
+
+
+def _to_device(table: NDArray[np.int64], device: torch.device) -> Matches:
+    """`Matches` from the rows of `HungarianMatcher._solve`, in one copy that nothing waits for."""
+    tensor = torch.from_numpy(table)
+    if device.type == "cuda":
+        tensor = tensor.pin_memory()
+    tensor = tensor.to(device, non_blocking=True)
+    num_layers = (len(table) - 1) // 2
+    return Matches(tensor[0], tensor[1 : 1 + num_layers], tensor[1 + num_layers :])

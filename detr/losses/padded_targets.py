@@ -28,17 +28,28 @@ class PaddedTargets:
     image_ids: tuple[int, ...]
 
     @classmethod
-    def from_targets(cls, targets: Sequence[Target]) -> "PaddedTargets":
-        """Pad `targets`; no value is read, so nothing waits for the device."""
+    def from_targets(cls, targets: Sequence[Target], device: torch.device) -> "PaddedTargets":
+        """Pad `targets` and bring them to `device`.
+
+        Targets on the CPU, as the loader makes them, are padded there and travel in two copies; nothing waits
+        for the device, whose values are never read.
+        """
         labels = pad_sequence([target.labels for target in targets], batch_first=True)
         boxes = pad_sequence([at_least_float32(target.boxes) for target in targets], batch_first=True)
         counts = tuple(target.labels.shape[0] for target in targets)
-        rows = torch.arange(labels.shape[1], device=labels.device)
-        padded = torch.stack([rows >= count for count in counts]) if targets else rows[None] < 0
-        whole = torch.stack((boxes.new_full((), 0.5),) * 2 + (boxes.new_ones(()),) * 2)
-        boxes = torch.where(padded[..., None], whole, boxes)
-        return cls(labels, boxes, counts, tuple(target.image_id for target in targets))
+        padded = torch.arange(labels.shape[1])[None] >= torch.tensor(counts)[:, None]  # (N, T)
+        # a whole-image box in padded rows keeps their costs finite
+        whole = torch.tensor([0.5, 0.5, 1.0, 1.0], dtype=boxes.dtype)
+        boxes = torch.where(_to(padded[..., None], boxes.device), _to(whole, boxes.device), boxes)
+        return cls(_to(labels, device), _to(boxes, device), counts, tuple(target.image_id for target in targets))
 
     def as_objects(self) -> "PaddedTargets":
         """The same boxes, all of class 0: what proposals are trained on."""
         return replace(self, labels=torch.zeros_like(self.labels))
+
+
+def _to(tensor: Tensor, device: torch.device) -> Tensor:
+    """`tensor` on `device`, without waiting for it."""
+    if device.type == "cuda" and tensor.device.type == "cpu":
+        tensor = tensor.pin_memory()
+    return tensor.to(device, non_blocking=True)

@@ -4,7 +4,7 @@ import pytest
 import torch
 from torchvision.ops import box_convert, generalized_box_iou, sigmoid_focal_loss
 
-from detr.losses import HungarianMatcher, PaddedTargets, SetCriterion
+from detr.losses import HungarianMatcher, MatchingProblem, PaddedTargets, SetCriterion
 from detr.structures import DetectorOutput, LayerOutput, Target
 
 
@@ -49,11 +49,8 @@ def plain_terms(logits, boxes, targets, num_boxes):
     totals = {"loss_ce": 0.0, "loss_bbox": 0.0, "loss_giou": 0.0}
     for index, target in enumerate(targets):
         matcher = HungarianMatcher()
-        matches = matcher(
-            logits[None, index : index + 1],
-            boxes[None, index : index + 1],
-            PaddedTargets.from_targets([target]),
-        )
+        padded = PaddedTargets.from_targets([target], logits.device)
+        matches = matcher(MatchingProblem(logits[None, index : index + 1], boxes[None, index : index + 1], padded))
         query, row = matches.query[0], matches.target[0]
         one_hot = torch.zeros_like(logits[index])
         one_hot[query, target.labels[row]] = 1

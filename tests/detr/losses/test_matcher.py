@@ -7,7 +7,7 @@ import pytest
 import torch
 from torchvision.ops import box_convert, generalized_box_iou
 
-from detr.losses import HungarianMatcher, PaddedTargets
+from detr.losses import HungarianMatcher, MatchingProblem, PaddedTargets
 from detr.structures import Target
 
 
@@ -16,6 +16,10 @@ def make_target(labels, boxes=None, image_id=7) -> Target:
     if boxes is None:
         boxes = torch.rand(len(labels), 4) * 0.4 + 0.1
     return Target(labels, torch.as_tensor(boxes).reshape(-1, 4), image_id=image_id, orig_size=(80, 100))
+
+
+def problem(logits, boxes, targets) -> MatchingProblem:
+    return MatchingProblem(logits, boxes, PaddedTargets.from_targets(targets, logits.device))
 
 
 def random_predictions(num_layers=2, num_images=3, num_queries=6, num_classes=4):
@@ -39,7 +43,7 @@ def test_cost_is_the_recipe_in_every_layer_and_image():
     torch.manual_seed(0)
     logits, boxes = random_predictions()
     targets = [make_target([0, 3]), make_target([]), make_target([2])]
-    cost = HungarianMatcher().cost(logits, boxes, PaddedTargets.from_targets(targets))
+    cost = HungarianMatcher().cost(problem(logits, boxes, targets))
     assert cost.shape == (2, 3, 6, 2)
     for layer, image in itertools.product(range(2), range(3)):
         expected = plain_cost(logits[layer, image], boxes[layer, image], targets[image])
@@ -50,7 +54,7 @@ def test_assignment_is_the_cheapest_by_brute_force():
     torch.manual_seed(1)
     logits, boxes = random_predictions()
     targets = [make_target([0, 3, 1]), make_target([]), make_target([2, 2])]
-    matches = HungarianMatcher()(logits, boxes, PaddedTargets.from_targets(targets))
+    matches = HungarianMatcher()(problem(logits, boxes, targets))
     assert matches.image.tolist() == [0, 0, 0, 2, 2]
     for layer, image in itertools.product(range(2), (0, 2)):
         cost = plain_cost(logits[layer, image], boxes[layer, image], targets[image])
@@ -66,7 +70,7 @@ def test_assignment_is_the_cheapest_by_brute_force():
 
 def test_batch_without_boxes_gives_empty_matches():
     logits, boxes = random_predictions(num_images=2)
-    matches = HungarianMatcher()(logits, boxes, PaddedTargets.from_targets([make_target([]), make_target([])]))
+    matches = HungarianMatcher()(problem(logits, boxes, [make_target([]), make_target([])]))
     assert matches.image.shape == (0,)
     assert matches.query.shape == matches.target.shape == (2, 0)
 
@@ -75,10 +79,10 @@ def test_more_boxes_than_queries_is_said_once(caplog):
     torch.manual_seed(0)
     matcher = HungarianMatcher()
     logits, boxes = random_predictions(num_images=1, num_queries=3)
-    targets = PaddedTargets.from_targets([make_target([0, 1, 2, 3, 0], image_id=42)])
+    targets = [make_target([0, 1, 2, 3, 0], image_id=42)]
     with caplog.at_level(logging.WARNING):
         for _ in range(3):
-            matches = matcher(logits, boxes, targets)
+            matches = matcher(problem(logits, boxes, targets))
     assert matches.query.shape == (2, 3)
     messages = [record.message for record in caplog.records]
     assert len(messages) == 1
@@ -91,9 +95,9 @@ def test_non_finite_predictions_are_matched_last_and_reported(bad, caplog):
     matcher = HungarianMatcher()
     logits, boxes = random_predictions(num_layers=1, num_images=1, num_queries=4)
     boxes[0, 0, 1] = bad
-    targets = PaddedTargets.from_targets([make_target([0, 1, 2], image_id=9)])
+    targets = [make_target([0, 1, 2], image_id=9)]
     with caplog.at_level(logging.WARNING):
-        matches = matcher(logits, boxes, targets)
+        matches = matcher(problem(logits, boxes, targets))
     assert 1 not in matches.query[0].tolist()
     assert matcher.num_nonfinite_batches == 1
     assert "images [9]" in caplog.text
@@ -102,7 +106,7 @@ def test_non_finite_predictions_are_matched_last_and_reported(bad, caplog):
 def test_everything_non_finite_still_matches():
     matcher = HungarianMatcher()
     logits, boxes = random_predictions(num_layers=1, num_images=1, num_queries=4)
-    matches = matcher(logits * float("nan"), boxes, PaddedTargets.from_targets([make_target([0, 1])]))
+    matches = matcher(problem(logits * float("nan"), boxes, [make_target([0, 1])]))
     assert matches.query.shape == (1, 2)
 
 
@@ -110,19 +114,19 @@ def test_degenerate_boxes_have_finite_costs():
     """A prediction and a box without area gave NaN in the original (recipe, quirk Q10)."""
     logits = torch.zeros(1, 1, 2, 4)
     boxes = torch.tensor([[[[0.5, 0.5, 0.0, 0.0], [0.5, 0.5, 0.2, 0.2]]]])
-    targets = PaddedTargets.from_targets([make_target([0], [[0.5, 0.5, 0.0, 0.0]])])
+    targets = [make_target([0], [[0.5, 0.5, 0.0, 0.0]])]
     matcher = HungarianMatcher()
-    assert matcher.cost(logits, boxes, targets).isfinite().all()
-    matcher(logits, boxes, targets)
+    assert matcher.cost(problem(logits, boxes, targets)).isfinite().all()
+    matcher(problem(logits, boxes, targets))
     assert matcher.num_nonfinite_batches == 0
 
 
 @pytest.mark.parametrize(("label", "num_classes"), [(4, 4), (90, 4)])
 def test_label_beyond_the_classes(label, num_classes):
     logits, boxes = random_predictions(num_images=2, num_classes=num_classes)
-    targets = PaddedTargets.from_targets([make_target([0]), make_target([1, label], image_id=33)])
+    targets = [make_target([0]), make_target([1, label], image_id=33)]
     with pytest.raises(ValueError, match=rf"image 33: label 1 is {label}; it must be in \[0, 4\)"):
-        HungarianMatcher()(logits, boxes, targets)
+        HungarianMatcher()(problem(logits, boxes, targets))
 
 
 def test_target_boxes_changed_after_they_were_checked():
@@ -130,7 +134,28 @@ def test_target_boxes_changed_after_they_were_checked():
     target = make_target([0], image_id=5)
     target.boxes[0, 2] = float("nan")
     with pytest.raises(ValueError, match=r"image 5: box 0 is .*nan.*must be finite"):
-        HungarianMatcher()(logits, boxes, PaddedTargets.from_targets([target]))
+        HungarianMatcher()(problem(logits, boxes, [target]))
+
+
+def test_problems_solved_together_are_those_solved_alone():
+    torch.manual_seed(0)
+    targets = [make_target([0, 3, 1]), make_target([]), make_target([2, 2])]
+    problems = [problem(*random_predictions(num_layers=k, num_queries=q), targets) for k, q in ((2, 6), (1, 40))]
+    together = HungarianMatcher().match(problems)
+    for one, alone in zip(together, map(HungarianMatcher(), problems), strict=True):
+        assert torch.equal(one.query, alone.query)
+        assert torch.equal(one.target, alone.target)
+        assert torch.equal(one.image, alone.image)
+
+
+def test_one_copy_to_the_host_for_all_problems(monkeypatch):
+    """Each copy is a place where a training step waits for the GPU."""
+    copies = []
+    cpu = torch.Tensor.cpu
+    monkeypatch.setattr(torch.Tensor, "cpu", lambda tensor: copies.append(tensor.shape) or cpu(tensor))
+    targets = [make_target([0, 3, 1]), make_target([]), make_target([2, 2])]
+    HungarianMatcher().match([problem(*random_predictions(), targets), problem(*random_predictions(), targets)])
+    assert len(copies) == 1
 
 
 def test_all_weights_zero_is_refused():

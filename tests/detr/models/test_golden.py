@@ -5,7 +5,7 @@ import torch
 
 from detr.boxes import inverse_sigmoid
 from detr.checkpoints.original import from_original, name_to_original
-from detr.losses import HungarianMatcher, PaddedTargets, SetCriterion
+from detr.losses import HungarianMatcher, MatchingProblem, PaddedTargets, SetCriterion
 from detr.models.build import deformable_detr
 from detr.models.deformable_detr import DeformableDETR
 from detr.models.levels import LevelGeometry
@@ -102,8 +102,8 @@ def test_top_100(run):
 
 def test_matches(run):
     _, tensors, _, output = run
-    padded = PaddedTargets.from_targets(targets_of(tensors))
-    matches = HungarianMatcher()(output.layer_logits, output.layer_boxes, padded)
+    padded = PaddedTargets.from_targets(targets_of(tensors), torch.device("cpu"))
+    matches = HungarianMatcher()(MatchingProblem(output.layer_logits, output.layer_boxes, padded))
     for i in range(2):
         of_image = matches.image == i
         assert torch.equal(matches.query[-1, of_image], tensors[f"match/{i}/query"])

@@ -1,0 +1,1 @@
+"""Measuring kernels and training steps: rows, records and reports."""
