@@ -223,7 +223,7 @@ def _target_boxes(annotations: CocoAnnotations) -> tuple[NDArray[np.float64], ND
     corners[:, 2:] += corners[:, :2]
     sides = np.repeat(annotations.image_sizes[:, ::-1], np.diff(annotations.first_box), axis=0)  # (A, 2), w h
     clipped = np.clip(corners, 0, np.tile(sides, 2))
-    kept = np.all((annotations.boxes[:, 2:] > 0) & (clipped[:, 2:] > clipped[:, :2]), axis=1)
+    kept = np.all(clipped[:, 2:] > clipped[:, :2], axis=1)
     cut = kept & ~annotations.crowd & (np.abs(clipped - corners) > 0.5).any(1)
     return clipped, kept, int(cut.sum())
 

@@ -30,6 +30,13 @@ def test_boxes_are_grouped_by_image_in_file_order(load, content):
     assert [annotations.file_names[i] for i in range(3)] == ["a.png", "sub/b.png", "empty.png"]
 
 
+def test_the_boxes_of_an_image_keep_their_order(load, content):
+    content["annotations"] = [
+        {"id": i, "image_id": (7, 3, 12)[i % 3], "category_id": 1, "bbox": [i, 0, 1, 1]} for i in range(300)
+    ]
+    assert load(content).annotation_ids.tolist() == [i for first in range(3) for i in range(first, 300, 3)]
+
+
 def test_missing_iscrowd_is_0_and_missing_area_is_the_boxs(load, content):
     annotations = load(content)
     assert annotations.crowd.tolist() == [False, True, False, False]

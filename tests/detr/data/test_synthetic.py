@@ -7,7 +7,7 @@ from PIL import Image
 
 from detr.data import CocoDataset, EvalTransform, SyntheticDataset, find_coco_split
 from detr.data.painting import paint_background
-from detr.data.placing import MIN_VISIBLE_SHARE, Scene
+from detr.data.placing import MIN_VISIBLE_SHARE, PlacedShape, Scene
 from detr.data.shapes import SHAPES, draw_mask, mask_extents
 
 KEEP_SIZE = EvalTransform(None, None)
@@ -175,6 +175,26 @@ def test_no_shape_is_hidden_or_outside_by_more_than_its_share():
         shown[y0:y1, x0:x1][covered] = number
     for number, shape in enumerate(scene.shapes, start=1):
         assert (shown == number).sum() >= MIN_VISIBLE_SHARE * (shape.mask >= 128).sum()
+
+
+def test_the_image_cuts_off_no_more_than_a_share():
+    random = np.random.default_rng(0)
+    mask = np.full((20, 20), 255, dtype=np.uint8)
+    areas = []
+    for _ in range(300):
+        scene = Scene(64)
+        assert scene.place(random, 0, mask)
+        areas.append(scene.shapes[0].mask.size)
+    assert MIN_VISIBLE_SHARE * 400 <= min(areas) < 320
+    assert max(areas) == 400
+
+
+def test_a_cut_shape_has_the_box_of_what_is_left():
+    # a right triangle whose right columns, the highest ones, lie outside
+    mask = ((np.add.outer(np.arange(20), np.arange(20)) >= 19) * 255).astype(np.uint8)
+    shape = Scene(100)._cut_to_image(PlacedShape(0, mask, 83, 40))
+    assert shape.box == (83, 43, 100, 60)
+    assert np.array_equal(shape.mask, mask[3:, :17])
 
 
 def test_written_to_disk_it_is_a_coco_dataset_with_the_same_samples(tmp_path):

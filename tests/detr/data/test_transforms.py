@@ -131,7 +131,7 @@ def test_no_resize_when_the_short_side_fits():
 def test_a_shrunk_image_is_antialiased():
     checks = (torch.arange(400)[:, None] + torch.arange(400)) % 2 * 255
     image = checks.to(torch.uint8).expand(3, -1, -1)
-    small, _, _ = EvalTransform(100, None)(image, torch.zeros(0, 4), torch.zeros(0, dtype=torch.int64))
+    small, _, _ = EvalTransform(133, None)(image, torch.zeros(0, 4), torch.zeros(0, dtype=torch.int64))
     # without antialiasing single pixels are picked and the grey is lost
     assert (small.float() - 127.5).abs().max() < 20
 
@@ -164,6 +164,20 @@ def test_crops_have_sides_between_the_limits_and_the_image():
     assert min(heights) < 390
     assert max(heights) > 494
     assert all(384 <= h <= 500 for h in heights)
+
+
+def test_crops_reach_every_size_and_place():
+    torch.manual_seed(0)
+    crop = DetectionTransform([RandomSizeCrop(2, 3)])
+    image = torch.arange(9, dtype=torch.uint8).reshape(1, 3, 3).expand(3, -1, -1)
+    empty = (torch.zeros(0, 4), torch.zeros(0, dtype=torch.int64))
+    crops = {(tuple(out.shape[1:]), int(out[0, 0, 0])) for out, _, _ in (crop(image, *empty) for _ in range(300))}
+    assert crops == {
+        *(((2, 2), corner) for corner in (0, 1, 3, 4)),
+        *(((2, 3), corner) for corner in (0, 3)),
+        *(((3, 2), corner) for corner in (0, 1)),
+        ((3, 3), 0),
+    }
 
 
 def test_the_same_seed_gives_the_same_pixels():
