@@ -94,9 +94,12 @@ def user_message(error: Exception) -> str | None:
         cause = cause.__cause__
     if isinstance(cause, USER_ERRORS):
         return str(cause)
-    # a key that the constructor does not know, added with +
-    if isinstance(cause, TypeError) and "argument" in str(cause):
-        return str(error).strip()
+    if isinstance(cause, TypeError) and "unexpected keyword argument" in str(cause):
+        key = str(error).rpartition("full_key: ")[2].strip()
+        return (
+            f"{key}: {cause}. The key was added with +, or the experiment sets keys of another choice than "
+            f"{key}= was given; leave one of them out"
+        )
     return None
 
 

@@ -1,0 +1,241 @@
+"""Train, resume, evaluate and predict from the command line."""
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from PIL import Image
+
+from detr.data import SyntheticDataset, flip_and_resize
+from detr.engine.checkpoint import load_checkpoint, save_checkpoint
+
+Tool = Callable[..., str]
+# a dataset on disk, one epoch, a small model
+COCO_RUN = (
+    "data=coco",
+    "data.root=coco",
+    "data.num_workers=0",
+    "backbone.name=test_resnet",
+    "device=cpu",
+    "schedule.epochs=1",
+    "name=own",
+)
+COCO_KEYS = ["AP", "AP50", "AP75", "APs", "APm", "APl", "AR1", "AR10", "AR100", "ARs", "ARm", "ARl", "per_class"]
+
+
+def test_train_evaluate_predict(tool: Tool, tiny: tuple[str, ...], tmp_path: Path):
+    out = tool("train", *tiny)
+    assert "precision" in out
+    assert "outputs/debug_cpu: epoch 1, AP" in out
+    run = tmp_path / "outputs" / "debug_cpu"
+    assert {path.name for path in run.iterdir()} >= {"config.yaml", "environment.json", "metrics.jsonl", "last.pt"}
+    # nothing of Hydra's, and nothing beside the run
+    assert [path.name for path in tmp_path.iterdir()] == ["outputs"]
+
+    out = tool("evaluate", "checkpoint=outputs/debug_cpu/best.pt")
+    assert "max 100 detections" in out
+    metrics = json.loads((tmp_path / "outputs" / "evaluate" / "metrics.json").read_text())
+    assert list(metrics) == COCO_KEYS
+    assert metrics == json.loads((run / "metrics.json").read_text())
+
+    photos = tmp_path / "photos"
+    photos.mkdir()
+    Image.new("RGB", (70, 50), "navy").save(photos / "a.png")
+    tool("predict", "checkpoint=outputs/debug_cpu/best.pt", "source=photos", "threshold=0", "output_dir=found")
+    rows = json.loads((tmp_path / "found" / "predictions.json").read_text())
+    table = load_checkpoint(run / "best.pt").class_table
+    assert len(rows) == 100
+    for row in rows:
+        assert row["file_name"] == "a.png"
+        assert table.names[table.category_ids.index(row["category_id"])] == row["category_name"]
+    assert (tmp_path / "found" / "a.png").is_file()
+
+
+def test_a_dataset_on_disk(tool: Tool, tmp_path: Path):
+    for split in ("train", "val"):
+        SyntheticDataset(split, flip_and_resize(None), num_images=4, size=64).write_coco(tmp_path / "coco")
+    tool("train", *COCO_RUN, "data.label_map=category_id")
+    checkpoint = load_checkpoint("outputs/own/last.pt")
+    assert checkpoint.class_table.category_ids == (0, 1, 2, 3, 4, 5, 6)
+    assert checkpoint.class_table.names[0] == ""
+    (tmp_path / "coco").rename(tmp_path / "moved")
+    tool("evaluate", "checkpoint=outputs/own/last.pt", "data.root=moved", "data.val_batch_size=1")
+    # its detections, scored as a file, give the same numbers
+    annotations = "data.val.annotations=moved/annotations/instances_val.json"
+    tool("evaluate", "detections=outputs/evaluate/detections.json", annotations, "output_dir=again")
+    first, again = (
+        json.loads((tmp_path / folder / "metrics.json").read_text()) for folder in ("outputs/evaluate", "again")
+    )
+    assert first == again
+
+
+def test_a_run_goes_on_and_ends(tool: Tool, tiny: tuple[str, ...], tmp_path: Path):
+    tool("train", *tiny, "trainer.ema_decay=0.9")
+    last = tmp_path / "outputs" / "debug_cpu" / "last.pt"
+    assert load_checkpoint(last).epoch == 1
+    # the same command does nothing more; more epochs go on from a path
+    assert "already has its 1 epochs" in tool("train", *tiny, "trainer.ema_decay=0.9")
+    tool("train", *tiny, "trainer.ema_decay=0.9", f"resume={last}", "schedule.epochs=2")
+    checkpoint = load_checkpoint(last)
+    assert checkpoint.epoch == 2
+    assert checkpoint.config["schedule"]["epochs"] == 2
+    assert checkpoint.ema is not None
+
+
+def test_two_ranks_train_and_evaluate(tiny: tuple[str, ...], tmp_path: Path, repository: Path):
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2"]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    # from another folder than the repository
+    finished = subprocess.run(
+        [*command, str(repository / "tools" / "train.py"), *tiny, "data.batch_size=2"],
+        cwd=tmp_path,
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=200,
+        check=False,
+    )
+    assert finished.returncode == 0, finished.stderr
+    # rank 0 alone speaks
+    assert finished.stdout.count("outputs/debug_cpu: epoch") == 1
+    assert finished.stdout.count("for 4 images a step") == 1
+    checkpoint = load_checkpoint(tmp_path / "outputs" / "debug_cpu" / "last.pt")
+    assert (checkpoint.epoch, len(checkpoint.random_states)) == (1, 2)
+    assert checkpoint.metrics["AP"] >= 0
+
+
+def test_init_from_resets_the_head_for_other_classes(tool: Tool, tiny: tuple[str, ...], refused: Tool):
+    tool("train", *tiny)
+    start = ["init_from=outputs/debug_cpu/last.pt", "data.num_classes=3", "name=fine"]
+    out = tool("train", *tiny, *start)
+    assert "of the class head start anew" in out
+    assert "heads.class_embed.0.bias: (6,) -> (3,)" in out
+    message = refused("train", *tiny, *start, "reset_head=false", "name=strict")
+    assert "reset_head=auto" in message
+
+
+def test_the_kernel_is_chosen_when_a_checkpoint_is_used(tool: Tool, tiny: tuple[str, ...], refused: Tool):
+    tool("train", *tiny)
+    assert "backend=reference" in tool("evaluate", "checkpoint=outputs/debug_cpu/last.pt", "kernel=reference")
+    message = refused("evaluate", "checkpoint=outputs/debug_cpu/last.pt", "kernel=cuda", "name=cuda")
+    assert "cuda" in message
+
+
+def test_a_checkpoint_cannot_choose_what_runs(tool: Tool, tiny: tuple[str, ...], refused: Tool, tmp_path: Path):
+    from dataclasses import replace
+
+    tool("train", *tiny)
+    checkpoint = load_checkpoint(tmp_path / "outputs" / "debug_cpu" / "last.pt")
+    config = json.loads(json.dumps(checkpoint.config))
+    config["model"]["backbone"]["timm_args"] = {"x": {"_target_": "os.system", "command": "touch harm"}}
+    save_checkpoint(replace(checkpoint, config=config), tmp_path / "bad.pt")
+    assert "would run os.system" in refused("evaluate", "checkpoint=bad.pt")
+    assert not (tmp_path / "harm").exists()
+
+
+@pytest.mark.parametrize(
+    ("overrides", "words"),
+    [
+        (["data=coco", "data.root=nowhere"], ["data: coco_data() got an unexpected keyword argument", "experiment"]),
+        (["data.num_train_images=3"], ["one training step takes 4 images", "has 3"]),
+        (["device=cuda"], ["device=cuda needs a CUDA GPU"]),
+        (["precision=fp16"], ["precision=fp16 needs a CUDA device"]),
+        (["init_from=nothing.pt"], ["no checkpoint at nothing.pt"]),
+        (["resume=nothing.pt"], ["resume=nothing.pt: no such checkpoint"]),
+        (["backbone.name=resnet1"], ["backbone.name='resnet1' is not a timm model"]),
+        (["kernel.backend=fast"], ["KernelConfig.backend must be one of"]),
+        (["trainer.accumulate=0"], ["trainer.accumulate must be at least 1"]),
+        (["model.two_stage=true", "model.with_box_refine=false"], ["two_stage=true needs with_box_refine=true"]),
+        (["+trainer.speed=9"], ["unexpected keyword argument 'speed'"]),
+        (["trainer.log_evry=1"], ["did you mean trainer.log_every?"]),
+    ],
+)
+def test_bad_input_is_one_error_before_training(
+    refused: Tool, tiny: tuple[str, ...], tmp_path: Path, overrides: list[str], words: list[str]
+):
+    if "device=cuda" in overrides and torch.cuda.is_available():
+        pytest.skip("this machine has a GPU")
+    message = refused("train", *tiny, *overrides)
+    for word in words:
+        assert word in message
+    assert not list(tmp_path.iterdir())
+
+
+def write_annotations(folder: Path, **changes: Any) -> None:
+    """A COCO dataset of six images with one box each, and what `changes` breaks."""
+    annotations = [
+        {"id": 10 + index, "image_id": index, "category_id": 3, "bbox": [5, 5, 20, 20]} for index in range(6)
+    ]
+    dataset = {
+        "images": [{"id": i, "file_name": f"{i}.png", "width": 48, "height": 48} for i in range(6)],
+        "annotations": annotations,
+        "categories": [{"id": 3, "name": "cat"}],
+    }
+    for split in ("train", "val"):
+        (folder / split).mkdir(parents=True)
+        (folder / "annotations").mkdir(exist_ok=True)
+        for index in range(6):
+            Image.new("RGB", (48, 48)).save(folder / split / f"{index}.png")
+        text = json.dumps(dataset)
+        (folder / "annotations" / f"instances_{split}.json").write_text(text)
+    dataset.update({key: value for key, value in changes.items() if key in dataset})
+    annotations[2].update(changes.get("annotation", {}))
+    (folder / "annotations" / "instances_train.json").write_text(json.dumps(dataset))
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"annotation": {"bbox": [float("nan"), 0, 5, 5]}}, ["12"]),
+        ({"annotation": {"category_id": 4}}, ["12", "4"]),
+        ({"images": [], "annotations": []}, ["no images"]),
+    ],
+)
+def test_faulty_datasets_stop_before_training(refused: Tool, tmp_path: Path, changes: Any, words: list[str]):
+    write_annotations(tmp_path / "coco", **changes)
+    message = refused("train", *COCO_RUN)
+    for word in words:
+        assert word in message
+    assert not (tmp_path / "outputs").exists()
+
+
+def test_a_wrong_path_names_it(refused: Tool):
+    assert "data.root=coco is not a folder" in refused("train", *COCO_RUN)
+
+
+def test_a_different_run_is_refused_and_loses_nothing(tool: Tool, refused: Tool, tiny: tuple[str, ...], tmp_path: Path):
+    tool("train", *tiny)
+    folder = tmp_path / "outputs" / "debug_cpu"
+    before = {path.name: path.read_bytes() for path in folder.iterdir()}
+    message = refused("train", *tiny, "optimizer.lr=0.1")
+    assert "optimizer.lr: 0.0002 -> 0.1" in message
+    assert "resume=never" in refused("train", *tiny, "resume=never")
+    assert "checkpoint" in refused("evaluate", "checkpoint=outputs/debug_cpu/last.pt", "name=debug_cpu")
+    assert {path.name: path.read_bytes() for path in folder.iterdir()} == before
+
+
+def test_evaluate_needs_one_source(refused: Tool):
+    assert "takes checkpoint=FILE, or detections=FILE" in refused("evaluate")
+    assert "data.val.annotations=FILE" in refused("evaluate", "detections=x.json")
+    assert "needs checkpoint=FILE and source=" in refused("predict")
+
+
+@pytest.mark.parametrize("backend", ["pycocotools", "faster_coco_eval"])
+def test_published_detections(tool: Tool, shared_dir: Path, tmp_path: Path, backend: str):
+    folder = shared_dir / "data" / "cocoapi-eval"
+    pair = json.loads((folder / "expected.json").read_text())["pairs"]["val2014_100/bbox"]
+    tool(
+        "evaluate",
+        f"detections={folder / pair['dt']}",
+        f"data.val.annotations={folder / pair['gt']}",
+        f"evaluator.backend={backend}",
+    )
+    metrics = json.loads((tmp_path / "outputs" / "evaluate" / "metrics.json").read_text())
+    for name, value in pair["pycocotools"].items():
+        assert metrics[name] == pytest.approx(value, abs=1e-6), name
