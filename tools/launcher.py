@@ -44,6 +44,9 @@ def hydra_tool(config_name: str) -> Callable[[Callable[[DictConfig], None]], Cal
                 if text is None or os.environ.get("HYDRA_FULL_ERROR") == "1":
                     raise
                 fail(text)
+            except KeyboardInterrupt:
+                print("interrupted; the last checkpoint is whole", file=sys.stderr, flush=True)
+                raise SystemExit(130) from None
             finally:
                 cleanup()
 

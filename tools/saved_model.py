@@ -56,7 +56,8 @@ def data_config(cfg: DictConfig, checkpoint: Checkpoint) -> DictConfig:
     keys = [override.split("=")[0].lstrip("+~") for override in HydraConfig.get().overrides.task]
     keys = [key for key in keys if key == "data" or key.startswith("data.")]
     if "data" in keys:
-        chosen = OmegaConf.create(OmegaConf.to_container(cfg.data, resolve=True))
+        chosen = cfg.data.copy()
+        OmegaConf.set_struct(chosen, False)
         for name in ("eval_transforms", "pad_to"):
             if f"data.{name}" not in keys:
                 chosen[name] = stored[name]

@@ -26,6 +26,10 @@ from detr.visualize import plot_curves
 
 _logger = logging.getLogger(__name__)
 
+# a run that detects next to nothing after a quarter of its epochs, and at least so many, has a fault
+STUCK_AP = 0.02
+STUCK_EPOCHS = 5
+
 
 @dataclass(frozen=True)
 class TrainerSettings:
@@ -166,17 +170,23 @@ class Trainer:
         """Train the epochs that are left; returns the numbers of the last evaluation."""
         if self.progress.epoch >= self.num_epochs:
             _logger.info("the run already has its %d epochs; schedule.epochs=N goes on", self.num_epochs)
-        while self.progress.epoch < self.num_epochs:
-            self._train_epoch()
-            self.progress.epoch += 1
-            is_end = self.progress.epoch == self.num_epochs
-            is_best = False
-            if is_end or self.progress.epoch % self.settings.eval_every == 0:
-                is_best = self._evaluate()
-            if is_end or is_best or self.progress.epoch % self.settings.save_every == 0:
-                self._save(is_best)
-        self.logger.close()
+        try:
+            while self.progress.epoch < self.num_epochs:
+                self._run_epoch()
+        finally:
+            self.logger.close()
         return self.progress.metrics
+
+    def _run_epoch(self) -> None:
+        """Train an epoch; evaluate and save where it is due."""
+        self._train_epoch()
+        self.progress.epoch += 1
+        is_end = self.progress.epoch == self.num_epochs
+        is_best = False
+        if is_end or self.progress.epoch % self.settings.eval_every == 0:
+            is_best = self._evaluate()
+        if is_end or is_best or self.progress.epoch % self.settings.save_every == 0:
+            self._save(is_best)
 
     def _train_epoch(self) -> None:
         self.train_loader.set_epoch(self.progress.epoch)
@@ -233,7 +243,18 @@ class Trainer:
         if is_main():
             write_json(self.folder.metrics, self.progress.metrics)
             plot_curves(self.folder.metrics_log, self.folder.path)
+        self._warn_if_stuck(self.progress.best["AP"])
         return is_best
+
+    def _warn_if_stuck(self, best_ap: float) -> None:
+        if best_ap < STUCK_AP and self.progress.epoch >= max(STUCK_EPOCHS, self.num_epochs // 4):
+            _logger.warning(
+                "AP is at most %.3f after %d epochs. Look at: train/loss (does it fall?), train/grad_norm (hundreds "
+                "or more mean too high an optimizer.lr), the learning rate for this batch size (optimizer.scale_lr), "
+                "the boxes and names of the training images, backbone.pretrained (random weights need many epochs)",
+                best_ap,
+                self.progress.epoch,
+            )
 
     def _save(self, is_best: bool) -> None:
         random_states = gather_objects(random_state(self.state.device))

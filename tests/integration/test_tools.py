@@ -66,6 +66,15 @@ def test_a_dataset_on_disk(tool: Tool, tmp_path: Path):
     assert checkpoint.class_table.names[0] == ""
     (tmp_path / "coco").rename(tmp_path / "moved")
     tool("evaluate", "checkpoint=outputs/own/last.pt", "data.root=moved", "data.val_batch_size=1")
+    # another kind of data keeps the resizing of the checkpoint; a key it does not have is refused
+    tool(
+        "evaluate",
+        "checkpoint=outputs/own/last.pt",
+        "data=coco",
+        "data.root=moved",
+        "data.num_workers=0",
+        "name=chosen",
+    )
     # its detections, scored as a file, give the same numbers
     annotations = "data.val.annotations=moved/annotations/instances_val.json"
     tool("evaluate", "detections=outputs/evaluate/detections.json", annotations, "output_dir=again")
@@ -73,6 +82,13 @@ def test_a_dataset_on_disk(tool: Tool, tmp_path: Path):
         json.loads((tmp_path / folder / "metrics.json").read_text()) for folder in ("outputs/evaluate", "again")
     )
     assert first == again
+
+
+def test_keys_of_another_kind_of_data(tool: Tool, tiny: tuple[str, ...], refused: Tool):
+    tool("train", *tiny)
+    message = refused("evaluate", "checkpoint=outputs/debug_cpu/last.pt", "data.root=elsewhere")
+    assert "data.num_val_images" in message
+    assert "data=NAME" in message
 
 
 def test_a_run_goes_on_and_ends(tool: Tool, tiny: tuple[str, ...], tmp_path: Path):

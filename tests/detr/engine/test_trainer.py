@@ -129,6 +129,18 @@ def test_best_is_the_best_and_last_the_last(
     assert (last.epoch, last.best) == (3, {"epoch": 2, "AP": 0.5})
 
 
+def test_a_run_that_learns_nothing_gets_a_checklist(
+    trainer: Callable[..., Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+):
+    from detr.engine import trainer as module
+
+    monkeypatch.setattr(module, "STUCK_EPOCHS", 2)
+    trainer(tmp_path, epochs=2).fit()
+    [warning] = [record.message for record in caplog.records if "AP is at most" in record.message]
+    assert "after 2 epochs" in warning
+    assert "optimizer.lr" in warning
+
+
 def test_an_epoch_without_a_finite_step_is_the_end(trainer: Callable[..., Any], tmp_path: Path):
     run = trainer(tmp_path, ema_decay=None)
     run.state.detector.level_embed.register_hook(lambda gradient: gradient * float("nan"))
