@@ -13,6 +13,7 @@ from detr.distributed import all_reduce_sum, world_size
 from detr.engine.state import TrainState
 from detr.losses import LossOutput
 from detr.structures import Batch
+from detr.telemetry.timer import PhaseTimer
 
 
 @dataclass(frozen=True)
@@ -38,7 +39,7 @@ class StepResult:
     num_images: int
 
 
-def train_step(state: TrainState, window: Sequence[Batch]) -> StepResult:
+def train_step(state: TrainState, window: Sequence[Batch], timer: PhaseTimer | None = None) -> StepResult:
     """Forward and backward over the batches of `window`, then one update of the weights.
 
     Every loss is divided by the box count of the whole window over all ranks, so a window of batches, or
@@ -49,24 +50,27 @@ def train_step(state: TrainState, window: Sequence[Batch]) -> StepResult:
 
     Args:
         window: One batch, or the micro batches to accumulate, on the CPU; the same number on every rank.
+        timer: Gets the spans h2d, forward, loss, backward and optimizer; None times nothing.
 
     Raises:
         ValueError: `window` is empty.
     """
     if not window:
         raise ValueError("train_step needs at least one batch; got an empty window")
+    timer = timer or PhaseTimer(state.device, enabled=False)
     num_boxes = _boxes_per_rank(window, state.device)
     state.optimizer.zero_grad(set_to_none=True)
     losses = []
     for index, batch in enumerate(window):
         with _gradient_sync(state.model, is_last=index == len(window) - 1):
-            losses.append(_forward_backward(state, batch.to(state.device, non_blocking=True), num_boxes))
+            losses.append(_forward_backward(state, batch, num_boxes, timer))
 
     lr = state.optimizer.param_groups[0]["lr"]
-    grad_norm, skipped = _update_weights(state)
-    state.schedule.step()
-    if state.ema is not None:
-        state.ema.update(state.detector)
+    with timer.span("optimizer"):
+        grad_norm, skipped = _update_weights(state)
+        state.schedule.step()
+        if state.ema is not None:
+            state.ema.update(state.detector)
     return StepResult(
         loss=torch.stack([loss.total for loss in losses]).sum(),
         terms={name: torch.stack([loss.terms[name] for loss in losses]).sum() for name in losses[0].terms},
@@ -93,15 +97,20 @@ def _gradient_sync(model: nn.Module, *, is_last: bool) -> AbstractContextManager
     return nullcontext()
 
 
-def _forward_backward(state: TrainState, batch: Batch, num_boxes: Tensor) -> LossOutput:
+def _forward_backward(state: TrainState, batch: Batch, num_boxes: Tensor, timer: PhaseTimer) -> LossOutput:
     """Adds the gradients of one batch; returns its loss without the graph."""
-    with state.precision.autocast(state.device):
-        output = state.model(batch.images)
-    loss = state.criterion(output, batch.targets, num_boxes)
+    with timer.span("h2d"):
+        images = batch.images.to(state.device, non_blocking=True)
+    with timer.span("forward"), state.precision.autocast(state.device):
+        output = state.model(images)
+    with timer.span("loss"):
+        # the criterion moves the targets, padded to one tensor
+        loss = state.criterion(output, batch.targets, num_boxes)
     total = loss.total.detach()
     # 1, or NaN if the loss is not finite: no guard in the graph may turn a broken loss into plausible
     # gradients, and through the gradients every rank learns of it
-    state.scaler.scale(loss.total).backward(1 + 0 * total)
+    with timer.span("backward"):
+        state.scaler.scale(loss.total).backward(1 + 0 * total)
     return LossOutput(total, {name: term.detach() for name, term in loss.terms.items()}, loss.class_error)
 
 
