@@ -2,12 +2,19 @@
 
 import logging
 from dataclasses import dataclass
+from functools import cache
+from importlib import import_module
+from types import ModuleType
 
 import torch
 
 from ops.msda.config import KernelConfig
+from ops.msda.problem import Problem
 
 logger = logging.getLogger("ops")
+
+# name -> module with unavailable_reason, unsupported_reason, forward and backward; `auto` takes the first that fits
+_MODULES = {"cuda": "ops.msda.cuda.backend", "triton": "ops.msda.triton.backend"}
 
 
 class BackendUnavailable(RuntimeError):
@@ -29,27 +36,88 @@ class BackendStatus:
 
 def backends() -> dict[str, BackendStatus]:
     """What can run on this machine, by backend name, and why the rest cannot."""
-    not_built = BackendStatus(False, "this release holds no kernels of this backend yet; use kernel=reference")
-    return {
-        "reference": BackendStatus(True, "plain PyTorch, any device and floating dtype"),
-        "triton": not_built,
-        "cuda": not_built,
-    }
+    statuses = {"reference": BackendStatus(True, "plain PyTorch, any device and floating dtype")}
+    for name in sorted(_MODULES, reverse=True):
+        reason = backend_module(name).unavailable_reason()
+        statuses[name] = BackendStatus(reason is None, reason or backend_module(name).RUNS_ON)
+    return statuses
 
 
-def resolve(kernel: KernelConfig, value: torch.Tensor) -> str:
-    """The backend that runs for this `value`.
+@cache
+def backend_module(name: str) -> ModuleType:
+    """The module of a kernel backend, imported on first use."""
+    return import_module(_MODULES[name])
 
-    Args:
-        kernel: The user's choice.
-        value: The tensor the kernel will read; only its device and dtype are looked at.
+
+def resolve(kernel: KernelConfig, problem: Problem) -> str:
+    """The backend that runs a problem: what `kernel` names, or for `auto` the fastest that can.
+
+    Only devices, dtypes and sizes are looked at.
 
     Raises:
-        BackendUnavailable: `kernel` names a backend that cannot run.
+        BackendUnavailable: `kernel` names a backend that cannot run on this machine or in this dtype.
+        ValueError: `kernel` names a GPU backend, and the tensors are on another device.
     """
-    if kernel.backend == "auto":
+    device = problem.value.device
+    dtypes = tuple((name, tensor.dtype) for name, tensor in problem.named_tensors())
+    return _resolve(kernel.backend, device.type, device.index, dtypes, len(problem.spatial_shapes))
+
+
+# a constant to torch.compile: nothing in here depends on values or sizes that change from batch to batch
+@torch.compiler.assume_constant_result
+def _resolve(
+    backend: str,
+    device_type: str,
+    device_index: int | None,
+    dtypes: tuple[tuple[str, torch.dtype], ...],
+    num_levels: int,
+) -> str:
+    return _resolve_once(backend, device_type, device_index, dtypes, num_levels)
+
+
+@cache
+def _resolve_once(
+    backend: str,
+    device_type: str,
+    device_index: int | None,
+    dtypes: tuple[tuple[str, torch.dtype], ...],
+    num_levels: int,
+) -> str:
+    if backend == "reference":
+        return backend
+    device = torch.device(device_type if device_index is None else f"{device_type}:{device_index}")
+    if backend != "auto":
+        module = backend_module(backend)
+        reason = module.unavailable_reason()
+        if reason is not None:
+            raise BackendUnavailable(f"kernel={backend} was asked for, but {reason}. kernel=reference runs anywhere")
+        reason = module.unavailable_reason(device)
+        if reason is not None:
+            raise ValueError(f"value must be where kernel={backend} can run, but {reason}")
+        reason = module.unsupported_reason(dtypes, num_levels)
+        if reason is not None:
+            raise BackendUnavailable(
+                f"kernel={backend} was asked for, but {reason}. Use kernel=reference or kernel=auto"
+            )
+        return backend
+    if device_type != "cuda":
         return "reference"
-    status = backends()[kernel.backend]
-    if not status.available:
-        raise BackendUnavailable(f"kernel={kernel.backend} was asked for, but {status.reason}")
-    return kernel.backend
+    reasons: list[str] = []
+    for name in _MODULES:
+        module = backend_module(name)
+        reason = (
+            module.unavailable_reason()
+            or module.unavailable_reason(device)
+            or module.unsupported_reason(dtypes, num_levels)
+        )
+        if reason is None:
+            _say_once(logging.INFO, f"kernel=auto runs {name} on {device}", *reasons)
+            return name
+        reasons.append(f"not {name}: {reason}")
+    _say_once(logging.WARNING, f"kernel=auto runs the slow reference on {device}", *reasons)
+    return "reference"
+
+
+@cache
+def _say_once(level: int, *parts: str) -> None:
+    logger.log(level, "; ".join(parts))

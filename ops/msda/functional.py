@@ -3,16 +3,23 @@
 Shapes: N batch, S = sum(H_l * W_l), M heads, D channels a head, Lq queries, L levels, P points.
 """
 
-from collections.abc import Sequence
-
 import torch
 from torch import Tensor
 
 from ops.msda.config import KernelConfig
+from ops.msda.contract import (
+    SpatialShapes,
+    check_shape,
+    check_tensor,
+    check_valid_sizes,
+    check_value,
+    host_spatial_shapes,
+)
 from ops.msda.dispatch import resolve
-from ops.msda.reference import ms_deform_attn_reference
-
-SpatialShapes = Sequence[tuple[int, int]] | Tensor
+from ops.msda.library import attend
+from ops.msda.problem import Problem
+from ops.msda.reference import ms_deform_attn_fused_reference, ms_deform_attn_reference
+from ops.msda.sampling import gather_sample, sample
 
 
 def ms_deform_attn(
@@ -52,17 +59,16 @@ def ms_deform_attn(
         torch.Size([2, 10, 256])
     """
     shapes = host_spatial_shapes(spatial_shapes)
-    _check_value(value, shapes)
+    check_value(value, shapes)
     N, _, M, _ = value.shape
     L = len(shapes)
-    _check_tensor("sampling_locations", sampling_locations, value, "(N, Lq, M, L, P, 2)", 6)
-    _check_tensor("attention_weights", attention_weights, value, "(N, Lq, M, L, P)", 5)
+    check_tensor("sampling_locations", sampling_locations, value, "(N, Lq, M, L, P, 2)", 6)
+    check_tensor("attention_weights", attention_weights, value, "(N, Lq, M, L, P)", 5)
     Lq, P = sampling_locations.shape[1], sampling_locations.shape[4]
-    _check_shape("sampling_locations", sampling_locations, (N, Lq, M, L, P, 2), "(N, Lq, M, L, P, 2)")
-    _check_shape("attention_weights", attention_weights, (N, Lq, M, L, P), "(N, Lq, M, L, P)")
+    check_shape("sampling_locations", sampling_locations, (N, Lq, M, L, P, 2), "(N, Lq, M, L, P, 2)")
+    check_shape("attention_weights", attention_weights, (N, Lq, M, L, P), "(N, Lq, M, L, P)")
 
-    resolve(kernel or KernelConfig(), value)
-    return ms_deform_attn_reference(value, shapes, sampling_locations, attention_weights)
+    return _run(Problem(value, shapes, sampling_locations, attention_weights), kernel or KernelConfig())
 
 
 def ms_deform_attn_fused(
@@ -88,7 +94,8 @@ def ms_deform_attn_fused(
         reference_points: (N, Lq, L, 2) or (N, Lq, L, 4), normalised to each padded level.
         sampling_offsets: (N, Lq, M, L, P, 2) as (x, y): in pixels of the level for points, in halves of
             the box times P for boxes.
-        attention_logits: (N, Lq, M, L, P), before the softmax.
+        attention_logits: (N, Lq, M, L, P), before the softmax. A query whose logits are all -inf is masked: it
+            gives zero and gets no gradient.
         valid_sizes: (N, L, 2) integers (h, w), the cells of each level that are image and not padding.
             The rest of `value` (rows from h, columns from w) counts as zero. None: everything is valid.
         kernel: See `ms_deform_attn`.
@@ -101,132 +108,39 @@ def ms_deform_attn_fused(
         BackendUnavailable: `kernel` names a backend that cannot run here.
     """
     shapes = host_spatial_shapes(spatial_shapes)
-    _check_value(value, shapes)
+    check_value(value, shapes)
     N, _, M, _ = value.shape
     L = len(shapes)
-    _check_tensor("sampling_offsets", sampling_offsets, value, "(N, Lq, M, L, P, 2)", 6)
-    _check_tensor("attention_logits", attention_logits, value, "(N, Lq, M, L, P)", 5)
-    _check_tensor("reference_points", reference_points, value, "(N, Lq, L, 2 or 4)", 4)
+    check_tensor("sampling_offsets", sampling_offsets, value, "(N, Lq, M, L, P, 2)", 6)
+    check_tensor("attention_logits", attention_logits, value, "(N, Lq, M, L, P)", 5)
+    check_tensor("reference_points", reference_points, value, "(N, Lq, L, 2 or 4)", 4)
     Lq, P = sampling_offsets.shape[1], sampling_offsets.shape[4]
-    _check_shape("sampling_offsets", sampling_offsets, (N, Lq, M, L, P, 2), "(N, Lq, M, L, P, 2)")
-    _check_shape("attention_logits", attention_logits, (N, Lq, M, L, P), "(N, Lq, M, L, P)")
+    check_shape("sampling_offsets", sampling_offsets, (N, Lq, M, L, P, 2), "(N, Lq, M, L, P, 2)")
+    check_shape("attention_logits", attention_logits, (N, Lq, M, L, P), "(N, Lq, M, L, P)")
     if reference_points.shape[-1] not in (2, 4):
         raise ValueError(
             f"reference_points must end in 2 (points x, y) or 4 (boxes cx, cy, w, h); "
             f"got shape {tuple(reference_points.shape)}"
         )
     box_dim = reference_points.shape[-1]
-    _check_shape("reference_points", reference_points, (N, Lq, L, box_dim), "(N, Lq, L, 2 or 4)")
+    check_shape("reference_points", reference_points, (N, Lq, L, box_dim), "(N, Lq, L, 2 or 4)")
 
-    resolve(kernel or KernelConfig(), value)
     if valid_sizes is not None:
-        _check_valid_sizes(valid_sizes, value, (N, L, 2))
-        value = zero_padding(value, shapes, valid_sizes)
-    locations = sampling_locations_from_offsets(reference_points, sampling_offsets, shapes)
-    weights_dtype = torch.promote_types(attention_logits.dtype, torch.float32)
-    weights = attention_logits.flatten(-2).softmax(-1, dtype=weights_dtype)  # (N, Lq, M, L*P)
-    weights = weights.unflatten(-1, (L, P))  # (N, Lq, M, L, P)
-    return ms_deform_attn_reference(value, shapes, locations, weights)
+        check_valid_sizes(valid_sizes, value, (N, L, 2))
+    problem = Problem(value, shapes, sampling_offsets, attention_logits, reference_points, valid_sizes)
+    return _run(problem, kernel or KernelConfig())
 
 
-def sampling_locations_from_offsets(
-    reference_points: Tensor, sampling_offsets: Tensor, spatial_shapes: tuple[tuple[int, int], ...]
-) -> Tensor:
-    """Locations (N, Lq, M, L, P, 2) as (x, y), float32 at least; arguments as in `ms_deform_attn_fused`."""
-    dtype = torch.promote_types(reference_points.dtype, sampling_offsets.dtype)
-    dtype = torch.promote_types(dtype, torch.float32)
-    reference_points = reference_points.to(dtype)[:, :, None, :, None]  # (N, Lq, 1, L, 1, 2 or 4)
-    sampling_offsets = sampling_offsets.to(dtype)
-    if reference_points.shape[-1] == 4:
-        P = sampling_offsets.shape[-2]
-        return reference_points[..., :2] + sampling_offsets / P * reference_points[..., 2:] * 0.5
-    # (W, H) in this order: offsets are (x, y). Python scalars a level, since a list made into a CUDA tensor
-    # would stall the host.
-    levels = [
-        torch.stack((sampling_offsets[:, :, :, i, :, 0] / W, sampling_offsets[:, :, :, i, :, 1] / H), dim=-1)
-        for i, (H, W) in enumerate(spatial_shapes)
-    ]
-    return reference_points + torch.stack(levels, dim=3)
-
-
-def zero_padding(
-    value: Tensor, spatial_shapes: tuple[tuple[int, int], ...], valid_sizes: Tensor
-) -> Tensor:
-    """`value` (N, S, M, D) with every cell outside `valid_sizes` (N, L, 2) set to zero."""
-    masks = []
-    for level, (H, W) in enumerate(spatial_shapes):
-        rows = torch.arange(H, device=value.device) < valid_sizes[:, level, 0, None]  # (N, H)
-        columns = torch.arange(W, device=value.device) < valid_sizes[:, level, 1, None]  # (N, W)
-        masks.append((rows[:, :, None] & columns[:, None, :]).flatten(1))  # (N, H*W)
-    valid = torch.cat(masks, dim=1)  # (N, S)
-    return value.masked_fill(~valid[:, :, None, None], 0)
-
-
-def host_spatial_shapes(spatial_shapes: SpatialShapes) -> tuple[tuple[int, int], ...]:
-    """`spatial_shapes` as a tuple of (H, W) ints, checked.
-
-    Raises:
-        ValueError: A CUDA tensor, no levels, or an entry that is not a pair of positive ints.
-    """
-    if isinstance(spatial_shapes, Tensor):
-        if spatial_shapes.device.type != "cpu":
-            raise ValueError(
-                f"spatial_shapes must live on the host; got a tensor on {spatial_shapes.device}. Pass a tuple "
-                "of (H, W) ints made once a batch (reading a device tensor here would stall every layer)"
-            )
-        if spatial_shapes.is_floating_point() or spatial_shapes.ndim != 2 or spatial_shapes.shape[1] != 2:
-            raise ValueError(
-                f"spatial_shapes must be L pairs (H, W) of ints; got a {spatial_shapes.dtype} tensor of "
-                f"shape {tuple(spatial_shapes.shape)}"
-            )
-        spatial_shapes = spatial_shapes.tolist()
-    shapes = tuple(tuple(pair) for pair in spatial_shapes)
-    if not shapes:
-        raise ValueError("spatial_shapes must hold at least one (H, W) pair; got none")
-    for level, pair in enumerate(shapes):
-        if len(pair) != 2 or any(side < 1 for side in pair):
-            raise ValueError(
-                f"spatial_shapes[{level}] must be a pair (H, W) of positive ints; got {pair!r}"
-            )
-    return shapes  # type: ignore[return-value]
-
-
-def _check_value(value: Tensor, shapes: tuple[tuple[int, int], ...]) -> None:
-    if value.ndim != 4:
-        raise ValueError(f"value must be (N, S, M, D); got shape {tuple(value.shape)}")
-    _check_floating("value", value)
-    S = sum(H * W for H, W in shapes)
-    if value.shape[1] != S:
-        raise ValueError(
-            f"value must hold S = sum(H * W) = {S} cells in dimension 1 for spatial_shapes={shapes}; "
-            f"got {value.shape[1]} in shape {tuple(value.shape)}. Is the order (H, W), and are all levels there?"
-        )
-
-
-def _check_tensor(name: str, tensor: Tensor, value: Tensor, legend: str, ndim: int) -> None:
-    if tensor.ndim != ndim:
-        raise ValueError(f"{name} must be {legend}; got shape {tuple(tensor.shape)}")
-    _check_floating(name, tensor)
-    if tensor.device != value.device:
-        raise ValueError(f"{name} must be on {value.device} like value; got {tensor.device}. Move it there first")
-
-
-def _check_floating(name: str, tensor: Tensor) -> None:
-    if not tensor.is_floating_point():
-        raise ValueError(f"{name} must have a floating dtype; got {tensor.dtype}. Convert it explicitly")
-
-
-def _check_shape(name: str, tensor: Tensor, expected: tuple[int, ...], legend: str) -> None:
-    if tuple(tensor.shape) != expected:
-        raise ValueError(
-            f"{name} must be {legend} = {expected}, fitting value and spatial_shapes; "
-            f"got shape {tuple(tensor.shape)}"
-        )
-
-
-def _check_valid_sizes(valid_sizes: Tensor, value: Tensor, expected: tuple[int, ...]) -> None:
-    if valid_sizes.is_floating_point() or valid_sizes.dtype == torch.bool:
-        raise ValueError(f"valid_sizes must hold integers (h, w); got {valid_sizes.dtype}")
-    _check_shape("valid_sizes", valid_sizes, expected, "(N, L, 2)")
-    if valid_sizes.device != value.device:
-        raise ValueError(f"valid_sizes must be on {value.device} like value; got {valid_sizes.device}")
+def _run(problem: Problem, kernel: KernelConfig) -> Tensor:
+    backend = resolve(kernel, problem)
+    deterministic = kernel.deterministic or torch.are_deterministic_algorithms_enabled()
+    if backend != "reference":
+        return attend(problem, backend, kernel.accumulator, deterministic)
+    # grid_sample's backward on CUDA adds in any order, and refuses to run under deterministic algorithms
+    sampler = gather_sample if deterministic and problem.value.is_cuda else sample
+    value, shapes, locations, weights, reference_points, valid_sizes = problem
+    if reference_points is None:
+        return ms_deform_attn_reference(value, shapes, locations, weights, sampler=sampler)
+    return ms_deform_attn_fused_reference(
+        value, shapes, reference_points, locations, weights, valid_sizes, sampler=sampler
+    )

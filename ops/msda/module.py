@@ -41,7 +41,12 @@ class MSDeformAttn(nn.Module):
         dtype: torch.dtype | None = None,
     ) -> None:
         super().__init__()
-        sizes = {"d_model": d_model, "num_levels": num_levels, "num_heads": num_heads, "num_points": num_points}
+        sizes = {
+            "d_model": d_model,
+            "num_levels": num_levels,
+            "num_heads": num_heads,
+            "num_points": num_points,
+        }
         for name, size in sizes.items():
             if size < 1:
                 raise ValueError(f"MSDeformAttn: {name} must be at least 1; got {size}")
@@ -127,7 +132,4 @@ class MSDeformAttn(nn.Module):
         return self.output_proj(output)
 
     def extra_repr(self) -> str:
-        return (
-            f"num_heads={self.num_heads}, num_levels={self.num_levels}, "
-            f"num_points={self.num_points}, {self.kernel}"
-        )
+        return f"num_heads={self.num_heads}, num_levels={self.num_levels}, num_points={self.num_points}, {self.kernel}"

@@ -1,0 +1,1 @@
+"""MSDA kernels in CUDA C++, compiled at run time."""

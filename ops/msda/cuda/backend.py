@@ -1,0 +1,191 @@
+"""The CUDA backend: kernels compiled with NVRTC, launched through the driver."""
+
+from functools import cache
+from importlib.util import find_spec
+
+import torch
+from torch import Tensor
+
+from ops.msda.config import Accumulator
+from ops.msda.cuda.compiler import compile_kernel
+from ops.msda.cuda.launch import Kernel, device_limits, launch, load_kernel
+from ops.msda.cuda.plan import C_TYPES, MAX_LEVELS, Launch, Signature, backward_launches, forward_launch
+from ops.msda.fixed_point import fixed_point_scale, from_fixed_point
+from ops.msda.problem import Gradients, Problem
+
+RUNS_ON = "NVIDIA GPUs from compute capability 8.0, compiled on first use; float32, float16, bfloat16"
+_MIN_CAPABILITY = (8, 0)
+
+
+def unavailable_reason(device: torch.device | None = None) -> str | None:
+    """Why the backend cannot run on this machine, or on a device of it; None if it can."""
+    if device is None:
+        if find_spec("cuda") is None or find_spec("cuda.bindings") is None:
+            return "the package cuda-bindings is not installed (torch's CUDA wheels bring it)"
+        if torch.version.hip is not None or not torch.cuda.is_available():
+            return "no NVIDIA GPU is visible to torch"
+        return None
+    if device.type != "cuda":
+        return f"the tensors are on {device}: move them to a CUDA device"
+    capability = torch.cuda.get_device_capability(device)
+    if capability < _MIN_CAPABILITY:
+        return f"{device} has compute capability {capability[0]}.{capability[1]}, and 8.0 is the least"
+    return None
+
+
+def unsupported_reason(dtypes: tuple[tuple[str, torch.dtype], ...], num_levels: int) -> str | None:
+    """Why the kernels cannot run tensors of these names and dtypes, or None if they can."""
+    for name, dtype in dtypes:
+        if dtype not in C_TYPES:
+            return f"{name} is {dtype}, and the kernels run float32, float16 and bfloat16"
+    if num_levels > MAX_LEVELS:
+        return f"there are {num_levels} levels, and the kernels hold {MAX_LEVELS}"
+    return None
+
+
+def forward(problem: Problem) -> Tensor:
+    """(N, Lq, M * D) in the dtype of value."""
+    value = problem.value
+    N, _, M, D = value.shape
+    output = value.new_empty((N, problem.Lq, M * D))
+    if output.numel() > 0:
+        problem = _prepared(problem)
+        plan = forward_launch(_signature(problem), M, problem.Lq)
+        run(plan, problem, [*_input_pointers(problem), output.data_ptr(), 0, 0, 0, 0, 0, 0])
+    return output
+
+
+def backward(
+    problem: Problem,
+    grad_output: Tensor,
+    needs: tuple[bool, bool, bool, bool],
+    accumulator: Accumulator,
+    deterministic: bool,
+    launches: tuple[Launch, ...] | None = None,
+) -> Gradients:
+    """Gradients of value, locations, weights and reference points, each only if its flag in `needs` is set.
+
+    Args:
+        launches: In place of what `backward_launches` chooses.
+    """
+    value = problem.value
+    problem = _prepared(problem)
+    grad_output = _aligned(grad_output)
+    signature = _signature(problem)
+    N, S, M, D = value.shape
+    if value.dtype == torch.float32:
+        accumulator = "float32"
+
+    sum_dtype = torch.float32 if accumulator == "float32" else value.dtype
+    if deterministic:
+        sum_dtype = torch.int64
+    sums = value.new_zeros((N, S, M, D), dtype=sum_dtype) if needs[0] else None
+    grad_locations = torch.empty_like(problem.locations) if needs[1] else None
+    grad_weights = torch.empty_like(problem.weights) if needs[2] else None
+    per_head = None
+    if needs[3]:
+        shape = (N, problem.Lq, M, len(problem.spatial_shapes), signature.form)
+        per_head = value.new_empty(shape, dtype=torch.float32)
+    scale = fixed_point_scale(problem, grad_output) if deterministic and needs[0] else None
+
+    if grad_output.numel() > 0:
+        if launches is None:
+            limits = device_limits(value.device.index)
+            launches = backward_launches(
+                signature,
+                M,
+                problem.Lq,
+                problem.spatial_shapes,
+                N,
+                needs,
+                accumulator,
+                deterministic,
+                limits.multiprocessors,
+                limits.max_shared,
+            )
+        outputs = (sums, grad_locations, grad_weights, per_head, scale)
+        output_pointers = [0 if tensor is None else tensor.data_ptr() for tensor in outputs]
+        pointers = [*_input_pointers(problem), 0, grad_output.data_ptr(), *output_pointers]
+        for plan in launches:
+            run(plan, problem, pointers)
+
+    grad_value = sums
+    if sums is not None and scale is not None:
+        grad_value = from_fixed_point(sums, scale, value.dtype)
+    elif sums is not None:
+        grad_value = sums.to(value.dtype)
+    grad_reference_points = None
+    if per_head is not None and problem.reference_points is not None:
+        grad_reference_points = per_head.sum(2)
+    return Gradients(grad_value, grad_locations, grad_weights, grad_reference_points)
+
+
+def run(plan: Launch, problem: Problem, pointers: list[int]) -> None:
+    """Launch one kernel on the current stream of the device of `problem`."""
+    N, S, M, _ = problem.value.shape
+    L = len(problem.spatial_shapes)
+    numbers = (N, S, M, problem.Lq, plan.chunk, plan.num_chunks, L, *plan.tiles, plan.max_cells)
+    sizes = [side for pair in problem.spatial_shapes for side in pair]
+    device_index = problem.value.device.index
+    kernel = _kernel(plan.instance, device_index)
+    num_blocks = N * (M // plan.heads) * plan.num_chunks
+    arguments = (kernel, device_index, num_blocks, plan.warps * 32, plan.dynamic_shared, pointers, numbers, sizes)
+    if torch.cuda.current_device() == device_index:
+        launch(*arguments)
+    else:
+        with torch.cuda.device(device_index):
+            launch(*arguments)
+
+
+def _prepared(problem: Problem) -> Problem:
+    """Contiguous and aligned, as the kernels read it; the same object if it already is."""
+    reference_points = problem.reference_points
+    if reference_points is not None:
+        reference_points = _aligned(reference_points.float())
+    valid_sizes = problem.valid_sizes
+    if valid_sizes is not None:
+        valid_sizes = valid_sizes.to(torch.int32).contiguous()
+    return Problem(
+        _aligned(problem.value),
+        problem.spatial_shapes,
+        _aligned(problem.locations),
+        _aligned(problem.weights),
+        reference_points,
+        valid_sizes,
+    )
+
+
+def _aligned(tensor: Tensor) -> Tensor:
+    tensor = tensor.contiguous()
+    return tensor if tensor.data_ptr() % 16 == 0 else tensor.clone()
+
+
+def _signature(problem: Problem) -> Signature:
+    form = 0 if problem.reference_points is None else problem.reference_points.shape[-1]
+    return Signature(
+        problem.value.dtype,
+        problem.locations.dtype,
+        problem.weights.dtype,
+        form,
+        problem.locations.shape[4],
+        problem.value.shape[3],
+    )
+
+
+def _input_pointers(problem: Problem) -> tuple[int, int, int, int, int]:
+    reference_points, valid_sizes = problem.reference_points, problem.valid_sizes
+    return (
+        problem.value.data_ptr(),
+        problem.locations.data_ptr(),
+        problem.weights.data_ptr(),
+        0 if reference_points is None else reference_points.data_ptr(),
+        0 if valid_sizes is None else valid_sizes.data_ptr(),
+    )
+
+
+@cache
+def _kernel(instance: str, device_index: int) -> Kernel:
+    major, minor = torch.cuda.get_device_capability(device_index)
+    compiled = compile_kernel(instance, f"sm_{major}{minor}")
+    with torch.cuda.device(device_index):
+        return load_kernel(instance, compiled, device_index)

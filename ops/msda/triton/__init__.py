@@ -1,0 +1,1 @@
+"""MSDA kernels in Triton."""
