@@ -14,9 +14,7 @@ REFERENCE = KernelConfig(backend="reference")
 SHAPES = ((5, 7), (3, 4), (1, 1))
 
 
-def loop_oracle(
-    value: Tensor, spatial_shapes, sampling_locations: Tensor, attention_weights: Tensor
-) -> Tensor:
+def loop_oracle(value: Tensor, spatial_shapes, sampling_locations: Tensor, attention_weights: Tensor) -> Tensor:
     """Equation 3 of the paper, one bilinear corner at a time, in Python floats (float64)."""
     N, _, M, D = value.shape
     _, Lq, _, L, P, _ = sampling_locations.shape
@@ -172,9 +170,7 @@ def test_padding_gets_no_gradient_and_gives_no_value():
         torch.randn(1, 6, 2, 3, 2).double(),
     )
     valid_sizes = torch.tensor([[(3, 5), (2, 2), (1, 1)]])
-    ms_deform_attn_fused(
-        value, SHAPES, *arguments, valid_sizes=valid_sizes, kernel=REFERENCE
-    ).sum().backward()
+    ms_deform_attn_fused(value, SHAPES, *arguments, valid_sizes=valid_sizes, kernel=REFERENCE).sum().backward()
     grad = value.grad[0, :35].view(5, 7, 2, 3)
     assert (grad[3:] == 0).all()
     assert (grad[:, 5:] == 0).all()

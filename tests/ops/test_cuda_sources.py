@@ -1,0 +1,140 @@
+"""The CUDA kernels where there is no GPU: they compile, hold the instructions that were meant, and fit the GPU."""
+
+import re
+import threading
+
+import pytest
+import torch
+
+from ops.msda.cuda.compiler import CompileError, compile_kernel, compile_ptx
+from ops.msda.cuda.plan import (
+    Signature,
+    backward_launches,
+    forward_launch,
+    geometry,
+    scatter32_launch,
+)
+
+pytest.importorskip("cuda.bindings.nvrtc", reason="cuda-bindings comes with torch's CUDA wheels")
+
+SHAPES = ((100, 167), (50, 84), (25, 42), (13, 21))
+LQ = sum(H * W for H, W in SHAPES)
+F32, F16, BF16 = torch.float32, torch.float16, torch.bfloat16
+H200 = {"multiprocessors": 132, "max_shared": 232_448}
+
+
+def launches(signature, needs=(True, True, True, False), accumulator="float32", deterministic=False, M=8):
+    backward = backward_launches(
+        signature, M, LQ, SHAPES, 2, needs, accumulator, deterministic, H200["multiprocessors"], H200["max_shared"]
+    )
+    return (forward_launch(signature, M, LQ), *backward)
+
+
+@pytest.mark.parametrize("architecture", ["sm_80", "sm_90"])
+@pytest.mark.parametrize(
+    ("signature", "options"),
+    [
+        (Signature(BF16, F32, BF16, 0, 4, 32), {}),
+        (Signature(BF16, BF16, BF16, 2, 4, 32), {"accumulator": "native"}),
+        (Signature(F16, F16, F32, 4, 4, 32), {"accumulator": "native", "needs": (True,) * 4}),
+        (Signature(F32, F32, F32, 0, 4, 32), {}),
+        (Signature(BF16, F32, BF16, 0, 4, 32), {"deterministic": True}),
+        (Signature(BF16, F32, F32, 4, 3, 33), {"accumulator": "native", "needs": (True,) * 4}),
+        (Signature(F32, F32, F32, 0, 5, 20), {}),
+        (Signature(F16, F32, F16, 0, 1, 8), {}),
+    ],
+    ids=lambda value: "-".join(map(str, value.__dict__.values())) if isinstance(value, Signature) else "",
+)
+def test_compiles(tmp_path, signature, options, architecture):
+    for launch in launches(signature, **options):
+        assert compile_kernel(launch.instance, architecture, cache_dir=tmp_path).image[:4] == b"\x7fELF"
+
+
+def ptx(name, signature, **options):
+    (launch,) = [launch for launch in launches(signature, **options) if f"::{name}<" in launch.instance]
+    return compile_ptx(launch.instance, "compute_90")
+
+
+@pytest.mark.parametrize(
+    ("name", "dtype", "accumulator", "D", "meant", "unwanted"),
+    [
+        ("scatter32", BF16, "float32", 32, r"\bred\.\S*v4\.f32", r"\bred\.\S*bf16x2"),
+        ("scatter32", BF16, "native", 32, r"\bred\.\S*v2\.bf16x2", r"\bred\.\S*f32"),
+        ("scatter32", F16, "native", 32, r"\bred\.\S*v2\.f16x2", r"\bred\.\S*f32"),
+        ("backward", BF16, "native", 33, r"\bred\.\S*bf16x2", r"\batom\.\S*cas"),
+        ("backward", F32, "float32", 20, r"\bred\.\S*v4\.f32", r"\batom\.\S*cas"),
+    ],
+)
+def test_accumulators_are_the_reductions_that_were_meant(name, dtype, accumulator, D, meant, unwanted):
+    text = ptx(name, Signature(dtype, F32, dtype, 0, 4, D), accumulator=accumulator)
+    assert re.search(meant, text)
+    assert not re.search(unwanted, text)
+
+
+def test_private_sums_are_integer_reductions_in_shared_memory():
+    text = ptx("scatter32", Signature(BF16, F32, BF16, 0, 4, 32))
+    assert re.search(r"\bred\.shared\S*\.s32", text)
+    assert not re.search(r"\b(red|atom)\.shared\S*\.f32", text)
+
+
+def test_dots_of_16_bit_values_are_on_the_tensor_cores():
+    assert "mma.sync.aligned.m16n8k16" in ptx("dots32", Signature(BF16, F32, BF16, 0, 4, 32))
+
+
+def test_deterministic_sums_are_64_bit_integers():
+    text = ptx("backward", Signature(BF16, F32, BF16, 0, 4, 32), deterministic=True)
+    assert re.search(r"\bred\.\S*u64", text)
+    assert not re.search(r"\bred\.\S*f32", text)
+
+
+def test_cache_is_keyed_by_architecture_and_survives_a_race(tmp_path):
+    instance = forward_launch(Signature(F32, F32, F32, 0, 1, 8), 1, 10).instance
+    threads = [
+        threading.Thread(target=compile_kernel, args=(instance, "sm_90"), kwargs={"cache_dir": tmp_path})
+        for _ in range(4)
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(list(tmp_path.glob("cuda/*"))) == 1
+    (cubin,) = tmp_path.glob("cuda/*.cubin")
+    stamp = cubin.stat().st_mtime_ns
+    compile_kernel(instance, "sm_90", cache_dir=tmp_path)
+    assert cubin.stat().st_mtime_ns == stamp
+    compile_kernel(instance, "sm_80", cache_dir=tmp_path)
+    assert len(list(tmp_path.glob("cuda/*.cubin"))) == 2
+
+
+def test_a_kernel_that_does_not_compile_says_which(tmp_path):
+    with pytest.raises(CompileError, match=r"msda::forward<nonsense> does not compile for sm_90"):
+        compile_kernel("msda::forward<nonsense>", "sm_90", cache_dir=tmp_path)
+
+
+@pytest.mark.parametrize("D", [1, 7, 8, 16, 20, 32, 33, 48, 64, 96, 256])
+@pytest.mark.parametrize("dtype", [F32, BF16])
+def test_geometry_covers_the_channels_in_aligned_accesses(dtype, D):
+    shape = geometry(dtype, D)
+    assert D % shape.vector == 0
+    assert shape.vector * dtype.itemsize <= 16
+    assert shape.lanes in (4, 8, 16, 32)
+
+
+@pytest.mark.parametrize("M", [1, 2, 3, 8])
+def test_blocks_cover_every_query_and_head(M):
+    launch = forward_launch(Signature(BF16, F32, BF16, 0, 4, 32), M, 301)
+    assert M % launch.heads == 0
+    assert launch.chunk * launch.num_chunks >= 301 > launch.chunk * (launch.num_chunks - 1)
+
+
+def test_scatter_takes_tiles_for_an_encoder_only():
+    signature = Signature(BF16, F32, BF16, 0, 4, 32)
+    arguments = (SHAPES, 2, "float32", H200["multiprocessors"], H200["max_shared"])
+    encoder = scatter32_launch(signature, 8, LQ, *arguments)
+    assert encoder.tiles == (12, 8)
+    assert encoder.num_chunks == 96
+    assert 2 * (encoder.dynamic_shared + 4608 + 1024) <= 228 * 1024
+    assert scatter32_launch(signature, 8, LQ - 1, *arguments).tiles == (0, 0)
+    decoder = scatter32_launch(signature, 8, 300, *arguments)
+    assert decoder.max_cells == 0
+    assert decoder.chunk * decoder.num_chunks >= 300
