@@ -122,7 +122,10 @@ def test_an_experiment_says_how_it_is_run(experiment: str):
     ],
 )
 def test_every_option_composes(group: str, choice: str):
-    cfg = config_of("train", [f"{group}={choice}"])
+    root = "train"
+    if group == "benchmark":
+        root = "benchmark_ops" if choice.startswith("ops_") else "benchmark"
+    cfg = config_of(root, [f"{group}={choice}"])
     OmegaConf.to_container(cfg, resolve=True, throw_on_missing=True)
 
 
