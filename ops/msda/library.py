@@ -99,9 +99,29 @@ def _attend_backward_fake(grad_output: Tensor, *inputs: Any) -> tuple[Tensor, ..
 # ---- autograd
 
 
-def _below_autograd(function: Any, *arguments: Any) -> Any:
+def _run_attend(inputs: tuple[Any, ...]) -> Tensor:
+    if _is_plain(inputs):
+        return _attend(*inputs)
     with torch._C._AutoDispatchBelowAutograd():
-        return function(*arguments)
+        return torch.ops.msda.attend.default(*inputs)  # type: ignore[no-any-return]
+
+
+def _run_attend_backward(inputs: tuple[Any, ...]) -> tuple[Tensor, ...]:
+    if _is_plain(inputs):
+        return _attend_backward(*inputs)
+    with torch._C._AutoDispatchBelowAutograd():
+        return torch.ops.msda.attend_backward.default(*inputs)  # type: ignore[no-any-return]
+
+
+def _is_plain(inputs: tuple[Any, ...]) -> bool:
+    """Whether nothing below autograd wants to see the call: no subclass, no tracing, no mode.
+
+    Another pass through the dispatcher costs the host as much as the launch, which a decoder's calls feel.
+    """
+    return torch._C._len_torch_dispatch_stack() == 0 and all(type(x) in _PLAIN for x in inputs if isinstance(x, Tensor))
+
+
+_PLAIN = (Tensor, torch.nn.Parameter)
 
 
 def _any_requires_grad(tensors: tuple[Any, ...]) -> bool:
@@ -114,13 +134,13 @@ class _Attend(torch.autograd.Function):
         value, sides, locations, weights, reference_points, valid_sizes, *options = inputs
         ctx.save_for_backward(value, locations, weights, reference_points, valid_sizes)
         ctx.sides, ctx.options = sides, options
-        return _below_autograd(torch.ops.msda.attend.default, *inputs)  # type: ignore[no-any-return]
+        return _run_attend(inputs)
 
     @staticmethod
     def backward(ctx: Any, grad_output: Tensor) -> tuple[Any, ...]:  # type: ignore[override]
         value, locations, weights, reference_points, valid_sizes = ctx.saved_tensors
         needs = [ctx.needs_input_grad[i] for i in (0, 2, 3, 4)]
-        gradients = torch.ops.msda.attend_backward.default(
+        inputs = (
             grad_output,
             value,
             ctx.sides,
@@ -130,6 +150,9 @@ class _Attend(torch.autograd.Function):
             valid_sizes,
             *ctx.options,
             needs,
+        )
+        gradients = (
+            torch.ops.msda.attend_backward.default(*inputs) if torch.is_grad_enabled() else _run_attend_backward(inputs)
         )
         grads = [grad if need else None for grad, need in zip(gradients, needs, strict=True)]
         return grads[0], None, *grads[1:], *(None,) * (_NUM_INPUTS - 5)
@@ -144,7 +167,7 @@ class _AttendBackward(torch.autograd.Function):
         ctx.save_for_backward(grad_output, value, locations, weights, reference_points, valid_sizes)
         ctx.sides, ctx.needs = sides, inputs[-1]
         ctx.set_materialize_grads(False)
-        return _below_autograd(torch.ops.msda.attend_backward.default, *inputs)  # type: ignore[no-any-return]
+        return _run_attend_backward(inputs)
 
     @staticmethod
     def backward(ctx: Any, *incoming: Tensor | None) -> tuple[Any, ...]:  # type: ignore[override]
@@ -172,13 +195,13 @@ class _AttendBackward(torch.autograd.Function):
 def _attend_autograd(*inputs: Any) -> Tensor:
     if _any_requires_grad((inputs[0], inputs[2], inputs[3], inputs[4])):
         return _Attend.apply(*inputs)  # type: ignore[no-any-return]
-    return _below_autograd(torch.ops.msda.attend.default, *inputs)  # type: ignore[no-any-return]
+    return _run_attend(inputs)
 
 
 def _attend_backward_autograd(*inputs: Any) -> tuple[Tensor, ...]:
     if _any_requires_grad((inputs[0], inputs[1], inputs[3], inputs[4], inputs[5])):
         return _AttendBackward.apply(*inputs)  # type: ignore[no-any-return]
-    return _below_autograd(torch.ops.msda.attend_backward.default, *inputs)  # type: ignore[no-any-return]
+    return _run_attend_backward(inputs)
 
 
 # ---- autocast

@@ -81,10 +81,11 @@ def test_dots_of_16_bit_values_are_on_the_tensor_cores():
     assert "mma.sync.aligned.m16n8k16" in ptx("dots32", Signature(BF16, F32, BF16, 0, 4, 32))
 
 
-def test_deterministic_sums_are_64_bit_integers():
-    text = ptx("backward", Signature(BF16, F32, BF16, 0, 4, 32), deterministic=True)
+@pytest.mark.parametrize(("name", "D"), [("scatter32", 32), ("backward", 20)])
+def test_deterministic_sums_are_64_bit_integers(name, D):
+    text = ptx(name, Signature(BF16, F32, BF16, 0, 4, D), deterministic=True)
     assert re.search(r"\bred\.\S*u64", text)
-    assert not re.search(r"\bred\.\S*f32", text)
+    assert not re.search(r"\bred\.global\S*f32", text)
 
 
 def test_cache_is_keyed_by_architecture_and_survives_a_race(tmp_path):

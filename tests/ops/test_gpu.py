@@ -4,6 +4,7 @@ import logging
 
 import pytest
 import torch
+import torch._dynamo.testing
 
 import ops
 from ops import BackendUnavailable, KernelConfig, MSDeformAttn, ms_deform_attn, ms_deform_attn_fused

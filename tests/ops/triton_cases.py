@@ -6,6 +6,7 @@ bfloat16 is left to the GPU tests, since the interpreter cannot add it.
 
 import pytest
 import torch
+import torch._dynamo.testing
 
 import ops
 from ops import KernelConfig, MSDeformAttn, ms_deform_attn, ms_deform_attn_fused

@@ -16,6 +16,8 @@ from ops.msda.cuda.plan import MAX_LEVELS
 # struct Arguments of csrc/common.cuh: twelve pointers, ten ints, (H, W) a level
 _ARGUMENTS = struct.Struct(f"@12P10i{2 * MAX_LEVELS}i")
 
+_PADDING = (0,) * (2 * MAX_LEVELS)
+
 _threads = threading.local()
 
 
@@ -80,12 +82,11 @@ def launch(
     Raises:
         LaunchError: The driver refused the launch.
     """
-    from cuda.bindings import driver
-
+    driver = _driver()
     if device_index not in getattr(_threads, "devices", ()):
         _ensure_context(device_index)
-    arguments = ctypes.create_string_buffer(_ARGUMENTS.size)
-    _ARGUMENTS.pack_into(arguments, 0, *pointers, *numbers, *sizes, *(0,) * (2 * MAX_LEVELS - len(sizes)))
+    packed = _ARGUMENTS.pack(*pointers, *numbers, *sizes, *_PADDING[len(sizes) :])
+    arguments = ctypes.create_string_buffer(packed, len(packed))
     parameters = (ctypes.c_void_p * 1)(ctypes.addressof(arguments))
     stream = torch.cuda.current_stream(device_index).cuda_stream
     (error,) = driver.cuLaunchKernel(
@@ -149,6 +150,14 @@ def _check(result: tuple[Any, ...], what: str) -> Any:
         reason = text.decode() if text else "unknown error"
         raise LaunchError(f"{what}: {error.name} ({reason}). kernel=reference runs without these kernels")
     return values[0] if values else None
+
+
+@cache
+def _driver() -> Any:
+    """The driver's bindings, imported on first use: importing ops must not touch CUDA."""
+    from cuda.bindings import driver
+
+    return driver
 
 
 @cache

@@ -137,13 +137,14 @@ def backward_launches(
     """
     L = len(spatial_shapes)
     special = signature.D == 32 and signature.P % 4 == 0 and L * signature.P <= 128
-    if deterministic or not special:
-        return (_backward(signature, L, Lq, needs[3], "fixed" if deterministic else accumulator),)
+    sums = "fixed" if deterministic else accumulator
+    if not special:
+        return (_backward(signature, L, Lq, needs[3], sums),)
     launches = []
     if any(needs[1:]):
         launches.append(dots32_launch(signature, M, Lq, L, needs[3]))
     if needs[0]:
-        launches.append(scatter32_launch(signature, M, Lq, spatial_shapes, N, accumulator, multiprocessors, max_shared))
+        launches.append(scatter32_launch(signature, M, Lq, spatial_shapes, N, sums, multiprocessors, max_shared))
     return tuple(launches)
 
 
@@ -173,7 +174,7 @@ def scatter32_launch(
     Lq: int,
     spatial_shapes: tuple[tuple[int, int], ...],
     N: int,
-    accumulator: Accumulator,
+    accumulator: str,
     multiprocessors: int,
     max_shared: int,
     *,

@@ -4,7 +4,7 @@
 import triton
 import triton.language as tl
 
-from ops.msda.triton.common import SIZES, corner, level_size, pixel_coordinates, softmax_tile
+from ops.msda.triton.common import SIZES, corner, level_size, load_reference, pixel_coordinates, softmax_tile
 
 
 @triton.jit(do_not_specialize=SIZES)
@@ -81,11 +81,15 @@ def _msda_backward_kernel(
         reference_y = tl.zeros((BLOCK_Q,), dtype=tl.float32)
         reference_w = tl.zeros((BLOCK_Q,), dtype=tl.float32)
         reference_h = tl.zeros((BLOCK_Q,), dtype=tl.float32)
+        cx = load_reference(reference_ptr, level, active, FORM, 0)
+        cy = load_reference(reference_ptr, level, active, FORM, 1)
+        w = load_reference(reference_ptr, level, active, FORM, 2)
+        h = load_reference(reference_ptr, level, active, FORM, 3)
         for p in range(P):
             point = level * P + p
-            x, y, offset_x, offset_y = pixel_coordinates(
-                locations_ptr, reference_ptr, point, level, H, W, active, P, FORM
-            )
+            offset_x = tl.load(locations_ptr + 2 * point, mask=active, other=0.0).to(tl.float32)
+            offset_y = tl.load(locations_ptr + 2 * point + 1, mask=active, other=0.0).to(tl.float32)
+            x, y = pixel_coordinates(offset_x, offset_y, cx, cy, w, h, W, H, P, FORM)
             inside = active & (x > -1) & (x < W) & (y > -1) & (y < H)
             x = tl.where(inside, x, 0.0)
             y = tl.where(inside, y, 0.0)
@@ -102,7 +106,7 @@ def _msda_backward_kernel(
             grad_x = tl.zeros((BLOCK_Q,), dtype=tl.float32)
             grad_y = tl.zeros((BLOCK_Q,), dtype=tl.float32)
             for k in tl.static_range(4):
-                valid, cell = corner(x0, y0, k % 2, k // 2, inside, valid_h, valid_w, W, start)
+                valid, cell = corner(x0, y0, k % 2, k // 2, inside, valid_h, valid_w, H, W, start)
                 x_weight = fx if k % 2 == 1 else 1.0 - fx
                 y_weight = fy if k // 2 == 1 else 1.0 - fy
                 offsets = cell.to(tl.int64)[:, None] * (M * D) + channels[None, :]
@@ -136,8 +140,6 @@ def _msda_backward_kernel(
                 location_x = grad_x * W
                 location_y = grad_y * H
             if FORM == 4:
-                w = tl.load(reference_ptr + level * FORM + 2, mask=active, other=0.0)
-                h = tl.load(reference_ptr + level * FORM + 3, mask=active, other=0.0)
                 reference_w += location_x * offset_x * (0.5 / P)
                 reference_h += location_y * offset_y * (0.5 / P)
                 location_x = location_x * w * (0.5 / P)

@@ -47,35 +47,28 @@ def level_size(level, H0, W0, H1, W1, H2, W2, H3, W3, H4, W4, H5, W5, H6, W6, H7
 
 
 @triton.jit
-def pixel_coordinates(
-    locations_ptr,  # of the queries' rows, (BLOCK_Q,)
-    reference_ptr,  # likewise, unused with FORM 0
-    point,  # index in L * P
-    level,
-    H,
-    W,
-    active,  # (BLOCK_Q,)
-    P: tl.constexpr,
-    FORM: tl.constexpr,
-):
-    """(x, y) in pixels of the level, cell centres at integers; and the offsets as loaded."""
-    x = tl.load(locations_ptr + 2 * point, mask=active, other=0.0).to(tl.float32)
-    y = tl.load(locations_ptr + 2 * point + 1, mask=active, other=0.0).to(tl.float32)
+def load_reference(reference_ptr, level, active, FORM: tl.constexpr, index: tl.constexpr):
+    """One coordinate of the reference point or box of each query, (BLOCK_Q,); zeros where there is none."""
+    if index < FORM:
+        value = tl.load(reference_ptr + level * FORM + index, mask=active, other=0.0)
+    else:
+        value = tl.where(active, 0.0, 0.0)
+    return value
+
+
+@triton.jit
+def pixel_coordinates(x, y, cx, cy, w, h, W, H, P: tl.constexpr, FORM: tl.constexpr):
+    """(x, y) in pixels of the level, cell centres at integers, from a location or an offset."""
     if FORM == 0:
         x_px = x * W - 0.5
         y_px = y * H - 0.5
+    elif FORM == 2:
+        x_px = cx * W + (x - 0.5)
+        y_px = cy * H + (y - 0.5)
     else:
-        cx = tl.load(reference_ptr + level * FORM, mask=active, other=0.0)
-        cy = tl.load(reference_ptr + level * FORM + 1, mask=active, other=0.0)
-        if FORM == 2:
-            x_px = cx * W + (x - 0.5)
-            y_px = cy * H + (y - 0.5)
-        else:
-            w = tl.load(reference_ptr + level * FORM + 2, mask=active, other=0.0)
-            h = tl.load(reference_ptr + level * FORM + 3, mask=active, other=0.0)
-            x_px = (cx + x * (0.5 / P) * w) * W - 0.5
-            y_px = (cy + y * (0.5 / P) * h) * H - 0.5
-    return x_px, y_px, x, y
+        x_px = (cx + x * (0.5 / P) * w) * W - 0.5
+        y_px = (cy + y * (0.5 / P) * h) * H - 0.5
+    return x_px, y_px
 
 
 @triton.jit
@@ -92,9 +85,11 @@ def softmax_tile(weights_ptr, active, LP: tl.constexpr, BLOCK_LP: tl.constexpr):
 
 
 @triton.jit
-def corner(x0, y0, dx, dy, inside, valid_h, valid_w, W, start):
-    """Whether corner (x0 + dx, y0 + dy) is on the map, and its cell in S (0 if not)."""
+def corner(x0, y0, dx, dy, inside, valid_h, valid_w, H, W, start):
+    """Whether corner (x0 + dx, y0 + dy) is on the map, and its cell in S (some cell of the level if not)."""
     x = x0 + dx
     y = y0 + dy
     valid = inside & (x >= 0) & (x < valid_w) & (y >= 0) & (y < valid_h)
-    return valid, tl.where(valid, start + y * W + x, 0)
+    # clamped, not selected: Triton 3.6 fails to lay out a select here
+    cell = start + tl.minimum(tl.maximum(y, 0), H - 1) * W + tl.minimum(tl.maximum(x, 0), W - 1)
+    return valid, cell

@@ -4,7 +4,7 @@
 import triton
 import triton.language as tl
 
-from ops.msda.triton.common import SIZES, corner, level_size, pixel_coordinates, softmax_tile
+from ops.msda.triton.common import SIZES, corner, level_size, load_reference, pixel_coordinates, softmax_tile
 
 
 @triton.jit(do_not_specialize=SIZES)
@@ -55,9 +55,15 @@ def _msda_forward_kernel(
         if HAS_VALID:
             valid_h = tl.minimum(tl.load(valid_ptr + (n * L + level) * 2), H)
             valid_w = tl.minimum(tl.load(valid_ptr + (n * L + level) * 2 + 1), W)
+        cx = load_reference(reference_ptr, level, active, FORM, 0)
+        cy = load_reference(reference_ptr, level, active, FORM, 1)
+        w = load_reference(reference_ptr, level, active, FORM, 2)
+        h = load_reference(reference_ptr, level, active, FORM, 3)
         for p in range(P):
             point = level * P + p
-            x, y, _, _ = pixel_coordinates(locations_ptr, reference_ptr, point, level, H, W, active, P, FORM)
+            offset_x = tl.load(locations_ptr + 2 * point, mask=active, other=0.0).to(tl.float32)
+            offset_y = tl.load(locations_ptr + 2 * point + 1, mask=active, other=0.0).to(tl.float32)
+            x, y = pixel_coordinates(offset_x, offset_y, cx, cy, w, h, W, H, P, FORM)
             # false for NaN, so no such coordinate reaches the conversion to int
             inside = active & (x > -1) & (x < W) & (y > -1) & (y < H)
             x = tl.where(inside, x, 0.0)
@@ -72,7 +78,7 @@ def _msda_forward_kernel(
             x0 = x_floor.to(tl.int32)
             y0 = y_floor.to(tl.int32)
             for k in tl.static_range(4):
-                valid, cell = corner(x0, y0, k % 2, k // 2, inside, valid_h, valid_w, W, start)
+                valid, cell = corner(x0, y0, k % 2, k // 2, inside, valid_h, valid_w, H, W, start)
                 x_weight = fx if k % 2 == 1 else 1.0 - fx
                 y_weight = fy if k // 2 == 1 else 1.0 - fy
                 offsets = cell.to(tl.int64) * (M * D)

@@ -111,11 +111,6 @@ struct Vector {
         convert(load_raw(pointer), x);
     }
 
-    // read once: leaves the caches to the values
-    static __device__ __forceinline__ void load_once(const T* pointer, float (&x)[kVector]) {
-        convert(__ldcs(reinterpret_cast<const raw*>(pointer)), x);
-    }
-
     static __device__ __forceinline__ void store(T* pointer, const float (&x)[kVector]) {
         union { raw bits; T values[kVector]; unsigned words[(sizeof(T) * kVector + 3) / 4]; } u;
         if constexpr (sizeof(T) == 2 && kVector % 2 == 0) {
@@ -125,7 +120,7 @@ struct Vector {
 #pragma unroll
             for (int i = 0; i < kVector; ++i) u.values[i] = from_float<T>(x[i]);
         }
-        __stcs(reinterpret_cast<raw*>(pointer), u.bits);
+        *reinterpret_cast<raw*>(pointer) = u.bits;
     }
 };
 

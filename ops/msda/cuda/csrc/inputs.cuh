@@ -75,7 +75,7 @@ struct Query {
         Fetched fetched = {0.f, 0.f, 0.f};
         if (present) {
             float location[2];
-            Vector<TLocation, 2>::load_once(locations + 2 * j, location);
+            Vector<TLocation, 2>::load(locations + 2 * j, location);
             fetched = Fetched{location[0], location[1], to_float(weights[j])};
         }
         return fetched;

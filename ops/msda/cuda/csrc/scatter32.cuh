@@ -31,6 +31,26 @@ __device__ __forceinline__ void add_private(unsigned address, float weight, floa
 // 4 corners of a sample, added in one instruction, never share a bank.
 __device__ __forceinline__ int cell_turn(int x, int y) { return (x & 1) + 2 * (y & 1); }
 
+// Which 4 channels of a row a lane of an octet has: neighbours, for one 16-byte reduction; or every eighth, so that
+// 64-bit reductions, which come one a lane, cover whole sectors as well.
+template <typename TSum>
+struct LaneChannels {
+    static constexpr bool kStrided = sizeof(TSum) == 8;
+    static constexpr int kFirst = kStrided ? 1 : 4, kStep = kStrided ? 8 : 1;
+
+    static __device__ __forceinline__ void add_row(TSum* pointer, const float (&x)[4], float scale) {
+        if constexpr (kStrided) {
+#pragma unroll
+            for (int t = 0; t < 4; ++t) {
+                const float one[1] = {x[t]};
+                add(pointer + t * kStep, one, scale);
+            }
+        } else {
+            add(pointer, x, scale);
+        }
+    }
+};
+
 // ---- the kernel
 
 // A corner's weight and where it goes: bytes into the sums, or ~row of the global gradient.
@@ -41,7 +61,7 @@ struct __align__(8) Addend {
 
 struct WarpSpace {
     Addend addends[32][4];  // [query * 4 + point][corner]
-    float4 grads[8][8];     // grad_output of 8 queries in fixed-point units
+    float grads[8][8][4];   // grad_output of 8 queries in fixed-point units, 4 channels a lane of an octet
 };
 
 template <
@@ -139,7 +159,9 @@ __global__ void __launch_bounds__(kWarps * 32, kMinBlocks) scatter32(const __gri
     WarpSpace& space = warp_spaces[warp];
     const int num_points = args.num_levels * kP;
     const int64 first_row = static_cast<int64>(block.n) * args.S * args.M + block.m;
-    TSum* grad_value = static_cast<TSum*>(args.grad_value) + first_row * kRow + octet_lane * 4;
+    typedef LaneChannels<TSum> Lanes;
+    TSum* grad_value = static_cast<TSum*>(args.grad_value) + first_row * kRow + octet_lane * Lanes::kFirst;
+    const float global_scale = args.scales == nullptr ? 0.f : args.scales[0];
 
     for (int first = warp * 8; first < set.count; first += kWarps * 8) {
         const bool active = first + group < set.count;
@@ -153,11 +175,13 @@ __global__ void __launch_bounds__(kWarps * 32, kMinBlocks) scatter32(const __gri
                 grads[1] = load_four(grad + 4);
             }
             __syncwarp();
+            const float scaled[8] = {grads[0].x, grads[0].y, grads[0].z, grads[0].w,
+                                     grads[1].x, grads[1].y, grads[1].z, grads[1].w};
 #pragma unroll
-            for (int i = 0; i < 2; ++i) {
-                space.grads[group][lane * 2 + i] =
-                    make_float4(grads[i].x * fixed.scale, grads[i].y * fixed.scale, grads[i].z * fixed.scale,
-                                grads[i].w * fixed.scale);
+            for (int i = 0; i < 8; ++i) {
+                const int channel = lane * 8 + i;
+                const int owner = Lanes::kStrided ? channel % 8 : channel / 4;
+                space.grads[group][owner][Lanes::kStrided ? channel / 8 : channel % 4] = scaled[i] * fixed.scale;
             }
         }
         Fetched fetched = query.fetch(lane, active);
@@ -194,7 +218,7 @@ __global__ void __launch_bounds__(kWarps * 32, kMinBlocks) scatter32(const __gri
             if (all_private) {
 #pragma unroll 2
                 for (int row = 0; row < 8; ++row) {
-                    const float4 grad = space.grads[row][octet_lane];
+                    const float4 grad = *reinterpret_cast<const float4*>(space.grads[row][octet_lane]);
 #pragma unroll
                     for (int i = 0; i < 4; ++i) {
                         const Addend addend = space.addends[row * 4 + i][octet];
@@ -205,7 +229,7 @@ __global__ void __launch_bounds__(kWarps * 32, kMinBlocks) scatter32(const __gri
             }
 #pragma unroll 1
             for (int row = 0; row < 8; ++row) {
-                const float4 grad = space.grads[row][octet_lane];
+                const float4 grad = *reinterpret_cast<const float4*>(space.grads[row][octet_lane]);
 #pragma unroll
                 for (int i = 0; i < 4; ++i) {
                     const Addend addend = space.addends[row * 4 + i][octet];
@@ -215,7 +239,7 @@ __global__ void __launch_bounds__(kWarps * 32, kMinBlocks) scatter32(const __gri
                     } else {
                         const float weight = addend.weight * fixed.inverse;
                         const float x[4] = {weight * grad.x, weight * grad.y, weight * grad.z, weight * grad.w};
-                        add(row_pointer<kRow>(grad_value, ~addend.target), x, 0.f);
+                        Lanes::add_row(row_pointer<kRow>(grad_value, ~addend.target), x, global_scale);
                     }
                 }
             }
@@ -240,7 +264,8 @@ __global__ void __launch_bounds__(kWarps * 32, kMinBlocks) scatter32(const __gri
                 values[t] = sum * fixed.inverse;
             }
             if (any || fixed.inverse != fixed.inverse) {
-                add(row_pointer<kRow>(grad_value, (levels[l].start + y * levels[l].W + x) * args.M), values, 0.f);
+                const int row_index = (levels[l].start + y * levels[l].W + x) * args.M;
+                Lanes::add_row(row_pointer<kRow>(grad_value, row_index), values, global_scale);
             }
         }
     }
