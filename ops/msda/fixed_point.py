@@ -12,13 +12,18 @@ def fixed_point_scale(problem: Problem, grad_output: Tensor) -> Tensor:
     A cell gets at most Lq * P addends of one level, none larger than max |grad_output| * max |weight|. NaN if a
     gradient is not finite, so that the whole value gradient becomes NaN and loss scaling notices.
     """
-    bound = grad_output.abs().amax().double() * (problem.Lq * problem.locations.shape[4])
+    bound = _largest(grad_output).double() * (problem.Lq * problem.locations.shape[4])
     if problem.reference_points is None:
-        bound = bound * problem.weights.abs().amax()
+        bound = bound * _largest(problem.weights)
     scale = torch.exp2(torch.floor(61 - torch.log2(bound))).clamp(max=2.0**120)
     return torch.where(torch.isfinite(bound), scale, torch.nan).float()
 
 
 def from_fixed_point(sums: Tensor, scale: Tensor, dtype: torch.dtype) -> Tensor:
-    """int64 sums back to floating point, rounded once."""
-    return (sums.double() / scale.double()).to(dtype)
+    """int64 sums back to float32, rounded once since the scale is a power of two, and on to `dtype`."""
+    return (sums * scale.reciprocal()).to(dtype)
+
+
+def _largest(tensor: Tensor) -> Tensor:
+    """The largest magnitude, without a copy of the tensor; NaN if one is in it."""
+    return torch.linalg.vector_norm(tensor, ord=torch.inf, dtype=torch.float32)

@@ -38,18 +38,21 @@ def attend(problem: Problem, backend: str, accumulator: Accumulator, determinist
     Returns:
         (N, Lq, M * D) in the dtype of value.
     """
-    sides = [side for pair in problem.spatial_shapes for side in pair]
-    return torch.ops.msda.attend.default(  # type: ignore[no-any-return]
-        problem.value,
-        sides,
-        problem.locations,
-        problem.weights,
-        problem.reference_points,
-        problem.valid_sizes,
-        backend,
-        accumulator,
-        deterministic,
-    )
+    value, shapes, locations, weights, reference_points, valid_sizes = problem
+    sides = [side for pair in shapes for side in pair]
+    inputs = (value, sides, locations, weights, reference_points, valid_sizes, backend, accumulator, deterministic)
+    if torch.compiler.is_compiling() or _someone_dispatches(value.device.type):
+        return torch.ops.msda.attend.default(*inputs)  # type: ignore[no-any-return]
+    return _attend_autograd(*inputs)
+
+
+def _someone_dispatches(device_type: str) -> bool:
+    """Whether anything above autograd wants to see the call: autocast or torch.func.
+
+    If not, the dispatcher would only take time, which a decoder's calls feel. Modes and subclasses below autograd are
+    looked for there.
+    """
+    return torch.is_autocast_enabled(device_type) or torch._C._are_functorch_transforms_active()
 
 
 # ---- kernels

@@ -381,10 +381,11 @@ class TestChoice:
         from dataclasses import replace
 
         from ops.msda.cuda import backend
-        from ops.msda.cuda.launch import LaunchError
+        from ops.msda.cuda.launch import LaunchError, launch
         from ops.msda.cuda.plan import forward_launch
 
         problem, _ = random_problem(Case(), F32, device="cuda")
         plan = forward_launch(backend._signature(problem), 2, problem.Lq)
+        prepared = backend.prepare(replace(plan, warps=64), problem.value.shape, problem.Lq, problem.spatial_shapes, 0)
         with pytest.raises(LaunchError, match=r"launching msda::forward<.*> on cuda:0 .*CUDA_ERROR"):
-            backend.run(replace(plan, warps=64), problem, [0] * 12)
+            launch(prepared, [0] * 12)

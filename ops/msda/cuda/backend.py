@@ -1,6 +1,6 @@
 """The CUDA backend: kernels compiled with NVRTC, launched through the driver."""
 
-from functools import cache
+from functools import cache, lru_cache
 from importlib.util import find_spec
 
 import torch
@@ -8,7 +8,7 @@ from torch import Tensor
 
 from ops.msda.config import Accumulator
 from ops.msda.cuda.compiler import compile_kernel
-from ops.msda.cuda.launch import Kernel, device_limits, launch, load_kernel
+from ops.msda.cuda.launch import Kernel, PreparedLaunch, device_limits, launch, load_kernel, pack_numbers
 from ops.msda.cuda.plan import C_TYPES, MAX_LEVELS, Launch, Signature, backward_launches, forward_launch
 from ops.msda.fixed_point import fixed_point_scale, from_fixed_point
 from ops.msda.problem import Gradients, Problem
@@ -50,8 +50,10 @@ def forward(problem: Problem) -> Tensor:
     output = value.new_empty((N, problem.Lq, M * D))
     if output.numel() > 0:
         problem = _prepared(problem)
-        plan = forward_launch(_signature(problem), M, problem.Lq)
-        run(plan, problem, [*_input_pointers(problem), output.data_ptr(), 0, 0, 0, 0, 0, 0])
+        prepared = _forward_launch(
+            _signature(problem), value.shape, problem.Lq, problem.spatial_shapes, value.device.index
+        )
+        _run((prepared,), [*_input_pointers(problem), output.data_ptr(), 0, 0, 0, 0, 0, 0])
     return output
 
 
@@ -61,13 +63,8 @@ def backward(
     needs: tuple[bool, bool, bool, bool],
     accumulator: Accumulator,
     deterministic: bool,
-    launches: tuple[Launch, ...] | None = None,
 ) -> Gradients:
-    """Gradients of value, locations, weights and reference points, each only if its flag in `needs` is set.
-
-    Args:
-        launches: In place of what `backward_launches` chooses.
-    """
+    """Gradients of value, locations, weights and reference points, each only if its flag in `needs` is set."""
     value = problem.value
     problem = _prepared(problem)
     grad_output = _aligned(grad_output)
@@ -89,56 +86,103 @@ def backward(
     scale = fixed_point_scale(problem, grad_output) if deterministic and needs[0] else None
 
     if grad_output.numel() > 0:
-        if launches is None:
-            limits = device_limits(value.device.index)
-            launches = backward_launches(
-                signature,
-                M,
-                problem.Lq,
-                problem.spatial_shapes,
-                N,
-                needs,
-                accumulator,
-                deterministic,
-                limits.multiprocessors,
-                limits.max_shared,
-            )
+        launches = _backward_launches(
+            signature,
+            value.shape,
+            problem.Lq,
+            problem.spatial_shapes,
+            value.device.index,
+            needs,
+            accumulator,
+            deterministic,
+        )
         outputs = (sums, grad_locations, grad_weights, per_head, scale)
         output_pointers = [0 if tensor is None else tensor.data_ptr() for tensor in outputs]
-        pointers = [*_input_pointers(problem), 0, grad_output.data_ptr(), *output_pointers]
-        for plan in launches:
-            run(plan, problem, pointers)
+        _run(launches, [*_input_pointers(problem), 0, grad_output.data_ptr(), *output_pointers])
 
     grad_value = sums
-    if sums is not None and scale is not None:
-        grad_value = from_fixed_point(sums, scale, value.dtype)
-    elif sums is not None:
-        grad_value = sums.to(value.dtype)
+    if sums is not None:
+        grad_value = sums.to(value.dtype) if scale is None else from_fixed_point(sums, scale, value.dtype)
     grad_reference_points = None
     if per_head is not None and problem.reference_points is not None:
         grad_reference_points = per_head.sum(2)
     return Gradients(grad_value, grad_locations, grad_weights, grad_reference_points)
 
 
-def run(plan: Launch, problem: Problem, pointers: list[int]) -> None:
-    """Launch one kernel on the current stream of the device of `problem`."""
-    N, S, M, _ = problem.value.shape
-    L = len(problem.spatial_shapes)
-    numbers = (N, S, M, problem.Lq, plan.chunk, plan.num_chunks, L, *plan.tiles, plan.max_cells)
-    sizes = [side for pair in problem.spatial_shapes for side in pair]
-    device_index = problem.value.device.index
-    kernel = _kernel(plan.instance, device_index)
-    num_blocks = N * (M // plan.heads) * plan.num_chunks
-    arguments = (kernel, device_index, num_blocks, plan.warps * 32, plan.dynamic_shared, pointers, numbers, sizes)
+def prepare(
+    plan: Launch,
+    value_shape: tuple[int, ...],
+    Lq: int,
+    spatial_shapes: tuple[tuple[int, int], ...],
+    device_index: int,
+) -> PreparedLaunch:
+    """Compile or find the kernel of a plan, and pack what does not change from call to call."""
+    N, S, M, _ = value_shape
+    numbers = (N, S, M, Lq, plan.chunk, plan.num_chunks, len(spatial_shapes), *plan.tiles, plan.max_cells)
+    sizes = [side for pair in spatial_shapes for side in pair]
+    return PreparedLaunch(
+        _kernel(plan.instance, device_index),
+        device_index,
+        N * (M // plan.heads) * plan.num_chunks,
+        plan.warps * 32,
+        plan.dynamic_shared,
+        pack_numbers(numbers, sizes),
+    )
+
+
+@lru_cache(maxsize=1024)
+def _forward_launch(
+    signature: Signature,
+    value_shape: tuple[int, ...],
+    Lq: int,
+    spatial_shapes: tuple[tuple[int, int], ...],
+    device_index: int,
+) -> PreparedLaunch:
+    plan = forward_launch(signature, value_shape[2], Lq)
+    return prepare(plan, value_shape, Lq, spatial_shapes, device_index)
+
+
+@lru_cache(maxsize=1024)
+def _backward_launches(
+    signature: Signature,
+    value_shape: tuple[int, ...],
+    Lq: int,
+    spatial_shapes: tuple[tuple[int, int], ...],
+    device_index: int,
+    needs: tuple[bool, bool, bool, bool],
+    accumulator: Accumulator,
+    deterministic: bool,
+) -> tuple[PreparedLaunch, ...]:
+    N, _, M, _ = value_shape
+    limits = device_limits(device_index)
+    plans = backward_launches(
+        signature,
+        M,
+        Lq,
+        spatial_shapes,
+        N,
+        needs,
+        accumulator,
+        deterministic,
+        limits.multiprocessors,
+        limits.max_shared,
+    )
+    return tuple(prepare(plan, value_shape, Lq, spatial_shapes, device_index) for plan in plans)
+
+
+def _run(launches: tuple[PreparedLaunch, ...], pointers: list[int]) -> None:
+    device_index = launches[0].device_index if launches else 0
     if torch.cuda.current_device() == device_index:
-        launch(*arguments)
+        for prepared in launches:
+            launch(prepared, pointers)
     else:
         with torch.cuda.device(device_index):
-            launch(*arguments)
+            for prepared in launches:
+                launch(prepared, pointers)
 
 
 def _prepared(problem: Problem) -> Problem:
-    """Contiguous and aligned, as the kernels read it; the same object if it already is."""
+    """Contiguous and aligned, as the kernels read it."""
     reference_points = problem.reference_points
     if reference_points is not None:
         reference_points = _aligned(reference_points.float())

@@ -13,10 +13,9 @@ import torch
 from ops.msda.cuda.compiler import Compiled
 from ops.msda.cuda.plan import MAX_LEVELS
 
-# struct Arguments of csrc/common.cuh: twelve pointers, ten ints, (H, W) a level
-_ARGUMENTS = struct.Struct(f"@12P10i{2 * MAX_LEVELS}i")
-
-_PADDING = (0,) * (2 * MAX_LEVELS)
+# struct Arguments of csrc/common.cuh: twelve pointers, then ten ints and (H, W) a level
+_POINTERS = struct.Struct("@12P")
+_NUMBERS = struct.Struct(f"@10i{2 * MAX_LEVELS}i")
 
 _threads = threading.local()
 
@@ -62,38 +61,62 @@ def load_kernel(name: str, compiled: Compiled, device_index: int) -> Kernel:
     return Kernel(name, handle, limit)
 
 
-def launch(
-    kernel: Kernel,
-    device_index: int,
-    num_blocks: int,
-    threads: int,
-    dynamic_shared: int,
-    pointers: Sequence[int],
-    numbers: Sequence[int],
-    sizes: Sequence[int],
-) -> None:
+@dataclass(frozen=True)
+class PreparedLaunch:
+    """A launch but for its pointers: what depends on dtypes and sizes alone, made once for them.
+
+    Attributes:
+        kernel: What runs.
+        device_index: Where.
+        num_blocks, threads, dynamic_shared: The grid, a block, and its bytes of dynamic shared memory.
+        numbers: The packed ints of `Arguments`.
+    """
+
+    kernel: Kernel
+    device_index: int
+    num_blocks: int
+    threads: int
+    dynamic_shared: int
+    numbers: bytes
+
+
+def pack_numbers(numbers: Sequence[int], sizes: Sequence[int]) -> bytes:
+    """The ten ints of `Arguments`, and H and W of each level."""
+    return _NUMBERS.pack(*numbers, *sizes, *(0,) * (2 * MAX_LEVELS - len(sizes)))
+
+
+def launch(prepared: PreparedLaunch, pointers: Sequence[int]) -> None:
     """Launch on the current stream of a device, which must be the current one. Returns before the kernel ends.
 
     Args:
         pointers: The twelve pointers of `Arguments`, 0 for null.
-        numbers: Its ten ints.
-        sizes: H and W of each level, flat.
 
     Raises:
         LaunchError: The driver refused the launch.
     """
     driver = _driver()
+    device_index = prepared.device_index
     if device_index not in getattr(_threads, "devices", ()):
         _ensure_context(device_index)
-    packed = _ARGUMENTS.pack(*pointers, *numbers, *sizes, *_PADDING[len(sizes) :])
+    packed = _POINTERS.pack(*pointers) + prepared.numbers
     arguments = ctypes.create_string_buffer(packed, len(packed))
-    parameters = (ctypes.c_void_p * 1)(ctypes.addressof(arguments))
-    stream = torch.cuda.current_stream(device_index).cuda_stream
+    parameters = ctypes.c_void_p(ctypes.addressof(arguments))
     (error,) = driver.cuLaunchKernel(
-        kernel.handle, num_blocks, 1, 1, threads, 1, 1, dynamic_shared, stream, ctypes.addressof(parameters), 0
+        prepared.kernel.handle,
+        prepared.num_blocks,
+        1,
+        1,
+        prepared.threads,
+        1,
+        1,
+        prepared.dynamic_shared,
+        torch.cuda.current_stream(device_index).cuda_stream,
+        ctypes.addressof(parameters),
+        0,
     )
     if error:
-        _check((error,), f"launching {kernel.name} on {_device_name(device_index)} with {num_blocks} blocks")
+        what = f"launching {prepared.kernel.name} on {_device_name(device_index)} with {prepared.num_blocks} blocks"
+        _check((error,), what)
 
 
 @dataclass(frozen=True)

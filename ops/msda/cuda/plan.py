@@ -2,7 +2,6 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import lru_cache
 
 import torch
 
@@ -18,6 +17,8 @@ _MIN_LANES, _MAX_LANES = 4, 32
 _TILE_PX = 14
 _SCATTER_WARPS = 16
 _SCATTER_WARP_BYTES = 2048
+# (query, head) pairs a multiprocessor below which a problem counts as small, such as a decoder's
+_SMALL_QUERIES_PER_MULTIPROCESSOR = 256
 # LevelTable, windows and statistics of the kernel
 _SCATTER_STATIC_BYTES = 4608
 _CELL_BYTES = 128
@@ -91,7 +92,6 @@ def geometry(dtype: torch.dtype, D: int) -> Geometry:
     return Geometry(vector, lanes)
 
 
-@lru_cache(maxsize=256)
 def forward_launch(
     signature: Signature,
     M: int,
@@ -116,7 +116,6 @@ def forward_launch(
     return Launch(instance, heads, chunk, -(-Lq // chunk), warps)
 
 
-@lru_cache(maxsize=256)
 def backward_launches(
     signature: Signature,
     M: int,
@@ -138,7 +137,9 @@ def backward_launches(
     L = len(spatial_shapes)
     special = signature.D == 32 and signature.P % 4 == 0 and L * signature.P <= 128
     sums = "fixed" if deterministic else accumulator
-    if not special:
+    # too few queries to fill the GPU: what counts is one launch instead of two
+    is_small = N * M * Lq < multiprocessors * _SMALL_QUERIES_PER_MULTIPROCESSOR
+    if not special or is_small:
         return (_backward(signature, L, Lq, needs[3], sums),)
     launches = []
     if any(needs[1:]):
