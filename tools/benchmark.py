@@ -18,7 +18,6 @@ from detr.benchmark.matrix import run_matrix
 from detr.benchmark.step_report import markdown_report, plot_report
 from detr.benchmark.step_row import StepRow, write_csv
 from detr.benchmark.throughput import measure_steps, msda_share, synthetic_batches
-from detr.engine.compile import compile_regions
 from detr.engine.run_folder import open_result_folder, write_config
 from detr.engine.state import build_train_state
 from detr.telemetry.environment import collect_environment
@@ -68,9 +67,8 @@ def measure_row(cfg: DictConfig) -> StepRow:
         context,
         total_batch=cfg.batch_size * context.world_size,
         steps_per_epoch=1000,
+        compile=cfg.compile,
     )
-    if cfg.compile:
-        compile_regions(state.detector)
     batches = synthetic_batches(
         batch_size=cfg.batch_size,
         height=cfg.height,

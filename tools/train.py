@@ -55,6 +55,7 @@ def main(cfg: DictConfig) -> None:
         steps_per_epoch=steps_per_epoch(train_loader, settings.accumulate),
         ema_decay=settings.ema_decay,
         max_grad_norm=settings.clip,
+        compile=settings.compile,
     )
     seed_everything(cfg.seed, context.rank)
     progress = Progress()
@@ -63,7 +64,8 @@ def main(cfg: DictConfig) -> None:
 
     if is_main():
         start_run_folder(folder, config)
-        print_start(cfg, context, output=folder.path, parameters=describe_groups(state.optimizer))
+        compiled = state.compiled or "nothing"
+        print_start(cfg, context, compiled=compiled, output=folder.path, parameters=describe_groups(state.optimizer))
     console = ConsoleLogger(state.schedule.total_steps, first_step=progress.global_step)
     loggers = [JsonlLogger(folder.metrics_log), console, *map(instantiate, cfg.logger.values())]
     trainer = Trainer(

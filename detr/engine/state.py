@@ -11,6 +11,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
 from detr.distributed import DistributedContext
+from detr.engine.compile import CompiledRegions, compile_regions
 from detr.engine.ema import EMA
 from detr.engine.precision import Precision
 from detr.engine.schedule import LRCurve, LRSchedule
@@ -31,6 +32,7 @@ class TrainState:
         device: Where batches go.
         ema: The averaged copy, or None.
         max_grad_norm: Global L2 norm the gradients are clipped to; None does not clip.
+        compiled: The regions that run compiled, or None.
     """
 
     model: nn.Module
@@ -42,6 +44,7 @@ class TrainState:
     device: torch.device
     ema: EMA | None = None
     max_grad_norm: float | None = 0.1
+    compiled: CompiledRegions | None = None
 
     @property
     def detector(self) -> nn.Module:
@@ -66,6 +69,7 @@ def build_train_state(
     steps_per_epoch: int,
     ema_decay: float | None = None,
     max_grad_norm: float | None = 0.1,
+    compile: bool = False,
 ) -> TrainState:
     """Move the model to its device and build what trains it; sets the process's matmul modes.
 
@@ -80,6 +84,7 @@ def build_train_state(
         steps_per_epoch: Optimizer steps an epoch.
         ema_decay: Of the averaged copy; None keeps none.
         max_grad_norm: See `TrainState`.
+        compile: Compile the regions of `compile_regions`; the averaged copy stays uncompiled.
     """
     device = context.device
     precision.prepare(device)
@@ -90,6 +95,8 @@ def build_train_state(
         # the batch is moved by the step, so DDP gets no device ids; it broadcasts buffers before each
         # forward only where batch statistics would drift apart
         wrapped = DistributedDataParallel(model, broadcast_buffers=has_batch_statistics(model))
+    ema = None if ema_decay is None else EMA(model, ema_decay)
+    compiled = compile_regions(model) if compile else None
     return TrainState(
         model=wrapped,
         criterion=criterion.to(device).train(),
@@ -98,8 +105,9 @@ def build_train_state(
         precision=precision,
         scaler=precision.make_scaler(device),
         device=device,
-        ema=None if ema_decay is None else EMA(model, ema_decay),
+        ema=ema,
         max_grad_norm=max_grad_norm,
+        compiled=compiled,
     )
 
 

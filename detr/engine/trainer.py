@@ -43,6 +43,7 @@ class TrainerSettings:
         eval_every: Epochs between two evaluations; the last epoch is always evaluated.
         save_every: Epochs between two checkpoints; the last and a best epoch are always saved.
         keep_last: Checkpoints of past epochs to keep; 1 keeps last.pt only.
+        compile: Run the backbone, the neck and every layer compiled.
 
     Raises:
         ValueError: A value is out of range.
@@ -55,6 +56,7 @@ class TrainerSettings:
     eval_every: int = 1
     save_every: int = 1
     keep_last: int = 1
+    compile: bool = False
 
     def __post_init__(self) -> None:
         for name in ("accumulate", "log_every", "eval_every", "save_every", "keep_last"):
@@ -203,6 +205,9 @@ class Trainer:
                 self.console.advance(self.progress.global_step)
             if self.progress.global_step % self.settings.log_every == 0:
                 values = interval.read(self.context) | {"train/lr": result.lr, "epoch": self.progress.epoch + 1}
+                if self.state.compiled is not None:
+                    # still growing after the first epochs: set data.pad_to, so that fewer shapes occur
+                    values["train/compiled_graphs"] = self.state.compiled.num_graphs
                 self.logger.log(self.progress.global_step, values)
                 interval.restart()
         self._require_progress(int(skipped), num_steps)

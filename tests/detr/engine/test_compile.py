@@ -5,7 +5,13 @@ import torch
 from torch import nn
 from torch._dynamo.testing import CompileCounterWithBackend
 
+from detr.distributed import DistributedContext
 from detr.engine.compile import compile_regions
+from detr.engine.optim import build_adamw
+from detr.engine.precision import Precision
+from detr.engine.schedule import StepDecay
+from detr.engine.state import build_train_state
+from detr.losses import HungarianMatcher, SetCriterion
 from detr.models import Backbone, deformable_detr
 from detr.structures import ImageBatch
 
@@ -71,3 +77,27 @@ def test_compiled_equals_eager_and_graphs_settle(fresh_dynamo):
 def test_other_models_are_refused():
     with pytest.raises(ValueError, match=r"trainer.compile=true knows the regions of DeformableDETR; got Linear"):
         compile_regions(nn.Linear(2, 2))
+
+
+def test_a_state_built_to_compile_says_what_it_compiled(fresh_dynamo):
+    def build(compile):
+        return build_train_state(
+            make_model(),
+            SetCriterion(num_classes=5, matcher=HungarianMatcher()),
+            lambda model, total_batch: build_adamw(model, total_batch=total_batch),
+            StepDecay(epochs=1, milestones=()),
+            Precision("fp32"),
+            DistributedContext(rank=0, local_rank=0, world_size=1, device=torch.device("cpu")),
+            total_batch=1,
+            steps_per_epoch=1,
+            ema_decay=0.9,
+            compile=compile,
+        )
+
+    assert build(False).compiled is None
+    state = build(True)
+    assert state.compiled is not None
+    assert "encoder.layers.1" in str(state.compiled)
+    assert state.detector.backbone._compiled_call_impl is not None
+    # the averaged copy is evaluated at other sizes, and stays as it is
+    assert state.ema.module.backbone._compiled_call_impl is None
