@@ -15,7 +15,7 @@ from hydra.core.hydra_config import HydraConfig
 from omegaconf import DictConfig
 
 from detr.benchmark.op_inputs import OpCase
-from detr.benchmark.op_measure import OpVariant, measure
+from detr.benchmark.op_measure import OpVariant, Samples, check_variant, time_variant, with_times
 from detr.benchmark.op_report import markdown_report, plot_report, plot_spread
 from detr.benchmark.op_row import OpRow, write_rows
 from detr.telemetry.environment import collect_environment, format_environment
@@ -47,45 +47,43 @@ def main(cfg: DictConfig) -> None:
 
 
 def measure_rows(cfg: DictConfig) -> list[OpRow]:
-    """Every combination of the preset, in order."""
+    """Every combination of the preset. The rows of one workload are timed in turns, so that drift meets all."""
     rows = []
     settings = itertools.product(cfg.benchmark.batch_sizes, cfg.benchmark.dtypes, cfg.benchmark.noise_px)
     for batch_size, dtype, noise_px in settings:
         case = OpCase(cfg.benchmark.case, batch_size, noise_px=float(noise_px))
-        for options in cfg.benchmark.rows:
-            variant = OpVariant(**options)
-            if dtype == "fp32" and variant.accumulator == "native" and variant.backend != "deformops":
-                # float32 is native already
-                continue
-            row = _measure(case, dtype, variant, cfg)
-            print(f"{row.case} N={row.batch_size} {row.dtype} {row.name}: {row.status}", file=sys.stderr, flush=True)
-            rows.append(row)
-            torch.cuda.empty_cache()
+        variants = [OpVariant(**options) for options in cfg.benchmark.rows]
+        if dtype == "fp32":
+            # float32 is its own native accumulator
+            variants = [v for v in variants if v.accumulator == "float32" or v.backend == "deformops"]
+        rows += _measure_workload(case, dtype, variants, cfg)
     return rows
 
 
-def _measure(case: OpCase, dtype: str, variant: OpVariant, cfg: DictConfig) -> OpRow:
+def _measure_workload(case: OpCase, dtype: str, variants: list[OpVariant], cfg: DictConfig) -> list[OpRow]:
+    rows = [_check(case, dtype, variant, cfg.seed) for variant in variants]
+    samples = [Samples([], [], [], []) for _ in variants]
+    for _ in range(cfg.benchmark.rounds):
+        for row, variant, pooled in zip(rows, variants, samples, strict=True):
+            if row.status == "ok":
+                counts = {"num_warmup": cfg.benchmark.num_warmup, "num_iterations": cfg.benchmark.num_iterations}
+                pooled.extend(time_variant(case, dtype, variant, seed=cfg.seed, **counts))
+                torch.cuda.empty_cache()
+    done = [
+        with_times(row, case, pooled) if row.status == "ok" else row for row, pooled in zip(rows, samples, strict=True)
+    ]
+    for row in done:
+        print(f"{row.case} N={row.batch_size} {row.dtype} {row.name}: {row.status}", file=sys.stderr, flush=True)
+    return done
+
+
+def _check(case: OpCase, dtype: str, variant: OpVariant, seed: int) -> OpRow:
     try:
-        return measure(
-            case,
-            dtype,
-            variant,
-            num_warmup=cfg.num_warmup,
-            num_iterations=cfg.num_iterations,
-            seed=cfg.seed,
-        )
+        return check_variant(case, dtype, variant, seed=seed)
     except ImportError as error:
         reason = f"not installed ({error})"
-    return OpRow(
-        case.kind,
-        case.batch_size,
-        case.noise_px,
-        dtype,
-        variant.backend,
-        variant.accumulator,
-        variant.deterministic,
-        reason,
-    )
+    names = (variant.backend, variant.accumulator, variant.deterministic)
+    return OpRow(case.kind, case.batch_size, case.noise_px, dtype, *names, reason)
 
 
 if __name__ == "__main__":

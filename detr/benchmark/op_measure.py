@@ -55,10 +55,31 @@ class OpVariant:
         )
 
 
-def measure(
-    case: OpCase, dtype_name: str, variant: OpVariant, *, num_warmup: int, num_iterations: int, seed: int
-) -> OpRow:
-    """One row; a kernel that misses its error bound is not timed, and says so in `status`."""
+@dataclass(frozen=True)
+class Samples:
+    """Milliseconds of each timed call.
+
+    Attributes:
+        forward_ms: Under no_grad.
+        forward_grad_ms: With gradients recorded.
+        backward_ms: All three gradients.
+        host_forward_us: Until a forward call with gradients returns to Python, one number a round; decoder only.
+    """
+
+    forward_ms: list[float]
+    forward_grad_ms: list[float]
+    backward_ms: list[float]
+    host_forward_us: list[float]
+
+    def extend(self, other: "Samples") -> None:
+        self.forward_ms.extend(other.forward_ms)
+        self.forward_grad_ms.extend(other.forward_grad_ms)
+        self.backward_ms.extend(other.backward_ms)
+        self.host_forward_us.extend(other.host_forward_us)
+
+
+def check_variant(case: OpCase, dtype_name: str, variant: OpVariant, *, seed: int) -> OpRow:
+    """A row with errors and memory, not yet timed; a kernel that misses its error bound says so in `status`."""
     device, dtype = torch.device("cuda"), DTYPES[dtype_name]
     row = OpRow(
         case.kind,
@@ -75,42 +96,58 @@ def measure(
         if failures:
             return replace(row, status="error bound missed: " + "; ".join(failures), verified=False)
         row = replace(row, verified=True)
-
     problem, grad_output = make_inputs(case, dtype, device, seed=seed)
     row = _with_errors(row, problem, grad_output, variant)
-    row = replace(row, peak_mib=_peak_mib(problem, grad_output, variant))
-    bytes_in = compulsory_bytes(problem, backward=False)
-    copies = [(problem, grad_output)]
-    copies += [make_inputs(case, dtype, device, seed=seed + i) for i in range(1, num_rotated(bytes_in))]
+    return replace(row, peak_mib=_peak_mib(problem, grad_output, variant))
+
+
+def time_variant(
+    case: OpCase, dtype_name: str, variant: OpVariant, *, num_warmup: int, num_iterations: int, seed: int
+) -> Samples:
+    """One round of timing."""
+    device, dtype = torch.device("cuda"), DTYPES[dtype_name]
+    copies = [make_inputs(case, dtype, device, seed=seed)]
+    input_bytes = compulsory_bytes(copies[0][0], backward=False)
+    copies += [make_inputs(case, dtype, device, seed=seed + i) for i in range(1, num_rotated(input_bytes))]
 
     forwards, forwards_grad, backwards = [], [], []
-    for copy, copy_grad in copies:
-        function = variant.function(copy)
-        inputs = (copy.value, copy.locations, copy.weights)
+    for problem, grad_output in copies:
+        function = variant.function(problem)
+        inputs = (problem.value, problem.locations, problem.weights)
         leaves = tuple(tensor.detach().requires_grad_() for tensor in inputs)
         output = function(*leaves)
         forwards.append(_no_grad(function, inputs))
         forwards_grad.append(lambda function=function, leaves=leaves: function(*leaves))
         backwards.append(
-            lambda output=output, leaves=leaves, grad=copy_grad: torch.autograd.grad(
+            lambda output=output, leaves=leaves, grad=grad_output: torch.autograd.grad(
                 output, leaves, grad, retain_graph=True
             )
         )
     counts = {"num_warmup": num_warmup, "num_iterations": num_iterations}
-    forward = Timing.of(time_cuda(forwards, **counts))
-    forward_grad = Timing.of(time_cuda(forwards_grad, **counts))
-    backward = Timing.of(time_cuda(backwards, **counts))
+    return Samples(
+        time_cuda(forwards, **counts),
+        time_cuda(forwards_grad, **counts),
+        time_cuda(backwards, **counts),
+        # elsewhere the queue is full and a call waits for the GPU
+        [host_time_us(forwards_grad[0])] if case.kind == "decoder" else [],
+    )
+
+
+def with_times(row: OpRow, case: OpCase, samples: Samples) -> OpRow:
+    """The row with medians and percentiles of all rounds."""
+    problem, _ = make_inputs(case, DTYPES[row.dtype], torch.device("cuda"), seed=0)
+    forward, backward = Timing.of(samples.forward_ms), Timing.of(samples.backward_ms)
     return replace(
         row,
         forward_ms=forward.median_ms,
         forward_p20_ms=forward.p20_ms,
         forward_p80_ms=forward.p80_ms,
-        forward_grad_ms=forward_grad.median_ms,
+        forward_grad_ms=Timing.of(samples.forward_grad_ms).median_ms,
         backward_ms=backward.median_ms,
         backward_p20_ms=backward.p20_ms,
         backward_p80_ms=backward.p80_ms,
-        host_forward_us=host_time_us(forwards_grad[0]) if case.kind == "decoder" else None,
-        forward_gbps=bytes_in / forward.median_ms / 1e6,
+        host_forward_us=min(samples.host_forward_us, default=None),
+        forward_gbps=compulsory_bytes(problem, backward=False) / forward.median_ms / 1e6,
         backward_gbps=compulsory_bytes(problem, backward=True) / backward.median_ms / 1e6,
     )
 

@@ -26,8 +26,8 @@ def markdown_report(rows: Sequence[OpRow], *, title: str, command: str, environm
         "allocator held above the inputs over forward and backward. Errors are relative norms against float64 on the "
         "first image (locations: float32 pixel coordinates next to a cell centre fall on its other side, which is a "
         "jump of the true gradient). Ratios are time over the other's time in the same run: x peer is deformops with "
-        "the same accumulator, x grid_sample how many times faster than it. Kernels met their error bound before they "
-        "were timed.",
+        "the same accumulator, x grid_sample how many times faster than it. host us: until a forward call with "
+        "gradients returns to Python, the best round. Kernels met their error bound before they were timed.",
         "",
     ]
     return "\n".join(lines)

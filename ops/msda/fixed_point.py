@@ -20,8 +20,9 @@ def fixed_point_scale(problem: Problem, grad_output: Tensor) -> Tensor:
 
 
 def from_fixed_point(sums: Tensor, scale: Tensor, dtype: torch.dtype) -> Tensor:
-    """int64 sums back to float32, rounded once since the scale is a power of two, and on to `dtype`."""
-    return (sums * scale.reciprocal()).to(dtype)
+    """int64 sums back to float32, exact but for that since the scale is a power of two, and on to `dtype`."""
+    output = torch.empty_like(sums, dtype=dtype)
+    return torch.mul(sums, scale.reciprocal(), out=output)
 
 
 def _largest(tensor: Tensor) -> Tensor:

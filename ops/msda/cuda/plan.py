@@ -98,16 +98,19 @@ def forward_launch(
     Lq: int,
     *,
     warps: int = 4,
-    unroll: int = 2,
-    min_blocks: int = 9,
+    unroll: int | None = None,
+    min_blocks: int | None = None,
 ) -> Launch:
     """The forward pass, any shape.
 
     Args:
         warps: A block.
-        unroll: Points in flight.
-        min_blocks: Blocks a multiprocessor, which bounds the registers.
+        unroll: Points in flight; None for what was fastest for the dtype.
+        min_blocks: Blocks a multiprocessor, which bounds the registers; None likewise.
     """
+    is_wide = signature.value == torch.float32
+    unroll = unroll or (4 if is_wide else 2)
+    min_blocks = min_blocks or (8 if is_wide else 9)
     shape = geometry(signature.value, signature.D)
     heads = _heads_together(signature, M, 32 // shape.lanes)
     chunk = warps * (32 // shape.lanes) // heads
@@ -157,9 +160,10 @@ def dots32_launch(
     with_reference_points: bool,
     *,
     warps: int = 4,
-    min_blocks: int = 7,
+    min_blocks: int | None = None,
 ) -> Launch:
     """Gradients of locations and weights for D = 32."""
+    min_blocks = min_blocks or (6 if signature.value == torch.float32 else 7)
     lanes = 8 if signature.value == torch.float32 else 4
     heads = _heads_together(signature, M, 32 // lanes)
     chunk = warps * (32 // lanes) // heads

@@ -10,45 +10,6 @@
 
 namespace msda {
 
-// A sample in 16 bytes: half the shared-memory traffic, for a dozen instructions more. Pays where 8 lanes and more
-// share a sample and the load-store pipe is what is full.
-struct CompactSample {
-    // row of corner 0; bit 31: the columns differ, bit 30: the rows differ
-    static __device__ __forceinline__ int4 pack(const Sample& sample, int M) {
-        float weight = sample.weight, fx = sample.fx, fy = sample.fy;
-        const bool left = sample.valid & 5, right = sample.valid & 10;
-        const bool top = sample.valid & 3, bottom = sample.valid & 12;
-        // with one column on the map, both corners are that column and share its weight
-        if (!(left && right)) {
-            weight *= left ? 1.f - fx : right ? fx : 0.f;
-            fx = 0.f;
-        }
-        if (!(top && bottom)) {
-            weight *= top ? 1.f - fy : bottom ? fy : 0.f;
-            fy = 0.f;
-        }
-        const int steps = (left && right ? 0x80000000 : 0) | (top && bottom ? 0x40000000 : 0);
-        return make_int4(sample.cells.x * M | steps, __float_as_int(fx), __float_as_int(fy), __float_as_int(weight));
-    }
-
-    // `level_stride`: rows from a cell to the one below
-    static __device__ __forceinline__ void unpack(
-        const int4& packed, int M, int level_stride, int (&rows)[4], float (&weights)[4]
-    ) {
-        const int dx = packed.x < 0 ? M : 0, dy = packed.x & 0x40000000 ? level_stride : 0;
-        rows[0] = packed.x & 0x3fffffff;
-        rows[1] = rows[0] + dx;
-        rows[2] = rows[0] + dy;
-        rows[3] = rows[1] + dy;
-        const float weight = __int_as_float(packed.w), fy = __int_as_float(packed.z);
-        const float right = weight * __int_as_float(packed.y), left = weight - right;
-        weights[2] = left * fy;
-        weights[3] = right * fy;
-        weights[0] = left - weights[2];
-        weights[1] = right - weights[3];
-    }
-};
-
 template <
     typename TValue, typename TLocation, typename TWeight, int kForm, int kP, int kD, int kVector, int kLanes,
     int kHeads, int kWarps, int kUnroll, int kMinBlocks>
@@ -57,8 +18,6 @@ __global__ void __launch_bounds__(kWarps * 32, kMinBlocks) forward(const __grid_
     constexpr int kRepeats = (kD + kVector * kLanes - 1) / (kVector * kLanes);
     typedef Vector<TValue, kVector> Channels;
     typedef SampleBoard<kLanes> Board;
-    // the level of point `first + i` must follow from `i` alone
-    constexpr bool kCompact = kLanes >= 8 && (kLanes % kP == 0 || kP % kLanes == 0);
     __shared__ Level levels[kMaxLevels];
     __shared__ Board boards[kWarps];
 
@@ -82,26 +41,15 @@ __global__ void __launch_bounds__(kWarps * 32, kMinBlocks) forward(const __grid_
         Sample sample = outside_sample();
         if (present) sample = query.sample(query.fetch(j, true), j / kP, levels[j / kP]);
         __syncwarp();
-        if constexpr (kCompact) {
-            board.rows[Board::slot(lane, group)] = CompactSample::pack(sample, args.M);
-        } else {
-            board.weights[Board::slot(lane, group)] = corner_weights(sample);
-            board.rows[Board::slot(lane, group)] = cell_rows(sample.cells, args.M);
-        }
+        board.weights[Board::slot(lane, group)] = corner_weights(sample);
+        board.rows[Board::slot(lane, group)] = cell_rows(sample.cells, args.M);
         __syncwarp();
 #pragma unroll kUnroll
         for (int i = 0; i < kLanes; ++i) {
+            const float4 weights4 = board.weights[Board::slot(i, group)];
             const int4 rows4 = board.rows[Board::slot(i, group)];
-            float weights[4];
-            int rows[4];
-            if constexpr (kCompact) {
-                const int level_index = min(first / kP + i / kP, args.num_levels - 1);
-                CompactSample::unpack(rows4, args.M, levels[level_index].W * args.M, rows, weights);
-            } else {
-                const float4 weights4 = board.weights[Board::slot(i, group)];
-                weights[0] = weights4.x, weights[1] = weights4.y, weights[2] = weights4.z, weights[3] = weights4.w;
-                rows[0] = rows4.x, rows[1] = rows4.y, rows[2] = rows4.z, rows[3] = rows4.w;
-            }
+            const float weights[4] = {weights4.x, weights4.y, weights4.z, weights4.w};
+            const int rows[4] = {rows4.x, rows4.y, rows4.z, rows4.w};
             typename Channels::raw corners[4][kRepeats];
 #pragma unroll
             for (int k = 0; k < 4; ++k) {
