@@ -6,7 +6,7 @@ import threading
 import pytest
 import torch
 
-from ops.msda.cuda.compiler import CompileError, compile_kernel, compile_ptx
+from ops.msda.cuda.compiler import CompileError, compile_kernel, compile_ptx, nearest_architecture
 from ops.msda.cuda.plan import (
     Signature,
     backward_launches,
@@ -30,6 +30,11 @@ def launches(signature, needs=(True, True, True, False), accumulator="float32", 
     return (forward_launch(signature, M, LQ), *backward)
 
 
+@pytest.fixture(scope="module")
+def kernel_cache(tmp_path_factory):
+    return tmp_path_factory.mktemp("kernels")
+
+
 @pytest.mark.parametrize("architecture", ["sm_80", "sm_90"])
 @pytest.mark.parametrize(
     ("signature", "options"),
@@ -38,16 +43,16 @@ def launches(signature, needs=(True, True, True, False), accumulator="float32", 
         (Signature(BF16, BF16, BF16, 2, 4, 32), {"accumulator": "native"}),
         (Signature(F16, F16, F32, 4, 4, 32), {"accumulator": "native", "needs": (True,) * 4}),
         (Signature(F32, F32, F32, 0, 4, 32), {}),
-        (Signature(BF16, F32, BF16, 0, 4, 32), {"deterministic": True}),
+        (Signature(BF16, F32, BF16, 0, 4, 32), {"deterministic": True, "needs": (True, False, False, False)}),
         (Signature(BF16, F32, F32, 4, 3, 33), {"accumulator": "native", "needs": (True,) * 4}),
         (Signature(F32, F32, F32, 0, 5, 20), {}),
         (Signature(F16, F32, F16, 0, 1, 8), {}),
     ],
     ids=lambda value: "-".join(map(str, value.__dict__.values())) if isinstance(value, Signature) else "",
 )
-def test_compiles(tmp_path, signature, options, architecture):
+def test_compiles(kernel_cache, signature, options, architecture):
     for launch in launches(signature, **options):
-        assert compile_kernel(launch.instance, architecture, cache_dir=tmp_path).image[:4] == b"\x7fELF"
+        assert compile_kernel(launch.instance, architecture, cache_dir=kernel_cache).image[:4] == b"\x7fELF"
 
 
 def ptx(name, signature, **options):
@@ -105,6 +110,21 @@ def test_cache_is_keyed_by_architecture_and_survives_a_race(tmp_path):
     assert cubin.stat().st_mtime_ns == stamp
     compile_kernel(instance, "sm_80", cache_dir=tmp_path)
     assert len(list(tmp_path.glob("cuda/*.cubin"))) == 2
+
+
+def test_a_cache_that_cannot_be_written_is_said_and_done_without(tmp_path, caplog):
+    (tmp_path / "cuda").write_text("not a folder")
+    instance = forward_launch(Signature(F32, F32, F32, 0, 1, 8), 1, 10).instance
+    assert compile_kernel(instance, "sm_90", cache_dir=tmp_path).image
+    assert "compiled kernels are not kept" in caplog.text
+
+
+def test_a_gpu_newer_than_nvrtc_gets_ptx(caplog):
+    assert nearest_architecture(9, 0) == "sm_90"
+    assert nearest_architecture(99, 0).startswith("compute_")
+    assert "newer than NVRTC" in caplog.text
+    with pytest.raises(CompileError, match=r"compute capability 3\.5"):
+        nearest_architecture(3, 5)
 
 
 def test_a_kernel_that_does_not_compile_says_which(tmp_path):

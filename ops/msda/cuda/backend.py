@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from ops.msda.config import Accumulator
-from ops.msda.cuda.compiler import compile_kernel
+from ops.msda.cuda.compiler import compile_kernel, nearest_architecture
 from ops.msda.cuda.launch import Kernel, PreparedLaunch, device_limits, launch, load_kernel, pack_numbers
 from ops.msda.cuda.plan import C_TYPES, MAX_LEVELS, Launch, Signature, backward_launches, forward_launch
 from ops.msda.fixed_point import fixed_point_scale, from_fixed_point
@@ -229,7 +229,6 @@ def _input_pointers(problem: Problem) -> tuple[int, int, int, int, int]:
 
 @cache
 def _kernel(instance: str, device_index: int) -> Kernel:
-    major, minor = torch.cuda.get_device_capability(device_index)
-    compiled = compile_kernel(instance, f"sm_{major}{minor}")
+    compiled = compile_kernel(instance, nearest_architecture(*torch.cuda.get_device_capability(device_index)))
     with torch.cuda.device(device_index):
         return load_kernel(instance, compiled, device_index)

@@ -5,6 +5,7 @@ everything that decides them: sources, instance, architecture and NVRTC version.
 """
 
 import hashlib
+import logging
 import os
 import tempfile
 from collections.abc import Callable
@@ -13,6 +14,8 @@ from functools import cache
 from importlib import resources
 from pathlib import Path
 from typing import Any
+
+logger = logging.getLogger("ops")
 
 SOURCES = (
     "common.cuh",
@@ -66,16 +69,46 @@ def compile_kernel(instance: str, architecture: str, *, cache_dir: Path | None =
         symbol, _, image = path.read_bytes().partition(b"\n")
         if image:
             return Compiled(image, symbol.decode())
-    except FileNotFoundError:
+    except OSError:
+        # not compiled yet, or not readable: compile
         pass
     compiled = _run_nvrtc(instance, architecture)
-    folder.mkdir(parents=True, exist_ok=True)
-    # ranks that start together may all compile; each writes its own file, and the rename is atomic
-    handle, temporary = tempfile.mkstemp(dir=folder)
-    with os.fdopen(handle, "wb") as file:
-        file.write(compiled.symbol.encode() + b"\n" + compiled.image)
-    os.replace(temporary, path)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        # ranks that start together may all compile; each writes its own file, and the rename is atomic
+        handle, temporary = tempfile.mkstemp(dir=folder)
+        with os.fdopen(handle, "wb") as file:
+            file.write(compiled.symbol.encode() + b"\n" + compiled.image)
+        os.replace(temporary, path)
+    except OSError as error:
+        logger.warning("compiled kernels are not kept, and every process compiles its own: %s", error)
     return compiled
+
+
+def nearest_architecture(major: int, minor: int) -> str:
+    """What to compile for on a GPU of this compute capability.
+
+    Its own machine code (`sm_90`); or, for a GPU newer than NVRTC, the newest PTX that it can run (`compute_120`),
+    which the driver finishes.
+
+    Raises:
+        CompileError: The GPU is older than all NVRTC knows.
+    """
+    capability = major * 10 + minor
+    known = _known_architectures()
+    if capability in known:
+        return f"sm_{capability}"
+    older = [architecture for architecture in known if architecture < capability]
+    if not older:
+        raise CompileError(f"NVRTC compiles for {known}, and the GPU has compute capability {major}.{minor}")
+    logger.warning(
+        "compute capability %d.%d is newer than NVRTC: kernels are compiled to PTX of %d and finished by the driver. "
+        "A newer torch brings a newer NVRTC",
+        major,
+        minor,
+        older[-1],
+    )
+    return f"compute_{older[-1]}"
 
 
 def kernel_cache_dir() -> Path:
@@ -106,6 +139,15 @@ def _nvrtc_version() -> tuple[int, int]:
 
     _, major, minor = nvrtc.nvrtcVersion()
     return major, minor
+
+
+@cache
+def _known_architectures() -> list[int]:
+    from cuda.bindings import nvrtc
+
+    _, count = nvrtc.nvrtcGetNumSupportedArchs()
+    _, architectures = nvrtc.nvrtcGetSupportedArchs()
+    return sorted(architectures[:count])
 
 
 @cache
