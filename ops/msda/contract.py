@@ -4,6 +4,7 @@ Shapes: N batch, S = sum(H_l * W_l), M heads, D channels a head, Lq queries, L l
 """
 
 from collections.abc import Sequence
+from functools import lru_cache
 
 import torch
 from torch import Tensor
@@ -29,13 +30,23 @@ def host_spatial_shapes(spatial_shapes: SpatialShapes) -> tuple[tuple[int, int],
                 f"shape {tuple(spatial_shapes.shape)}"
             )
         spatial_shapes = spatial_shapes.tolist()
-    shapes = tuple(tuple(pair) for pair in spatial_shapes)
+    shapes = tuple(map(tuple, spatial_shapes))
+    if torch.compiler.is_compiling():
+        # sizes may be symbols here, which have no hash
+        return _checked_shapes(shapes)
+    return _checked_shapes_once(shapes)
+
+
+def _checked_shapes(shapes: tuple[tuple[int, ...], ...]) -> tuple[tuple[int, int], ...]:
     if not shapes:
         raise ValueError("spatial_shapes must hold at least one (H, W) pair; got none")
     for level, pair in enumerate(shapes):
         if len(pair) != 2 or any(side < 1 for side in pair):
             raise ValueError(f"spatial_shapes[{level}] must be a pair (H, W) of positive ints; got {pair!r}")
     return shapes  # type: ignore[return-value]
+
+
+_checked_shapes_once = lru_cache(maxsize=1024)(_checked_shapes)
 
 
 def check_value(value: Tensor, shapes: tuple[tuple[int, int], ...]) -> None:

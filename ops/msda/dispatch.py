@@ -9,7 +9,7 @@ from types import ModuleType
 import torch
 
 from ops.msda.config import KernelConfig
-from ops.msda.problem import Problem
+from ops.msda.problem import Problem, named_dtypes
 
 logger = logging.getLogger("ops")
 
@@ -58,9 +58,11 @@ def resolve(kernel: KernelConfig, problem: Problem) -> str:
         BackendUnavailable: `kernel` names a backend that cannot run on this machine or in this dtype.
         ValueError: `kernel` names a GPU backend, and the tensors are on another device.
     """
-    device = problem.value.device
-    dtypes = tuple((name, tensor.dtype) for name, tensor in problem.named_tensors())
-    return _resolve(kernel.backend, device.type, device.index, dtypes, len(problem.spatial_shapes))
+    value, shapes, locations, weights, reference_points, _ = problem
+    device = value.device
+    points_dtype = None if reference_points is None else reference_points.dtype
+    dtypes = (value.dtype, locations.dtype, weights.dtype, points_dtype)
+    return _resolve(kernel.backend, device.type, device.index, dtypes, len(shapes))
 
 
 # a constant to torch.compile: nothing in here depends on values or sizes that change from batch to batch
@@ -69,7 +71,7 @@ def _resolve(
     backend: str,
     device_type: str,
     device_index: int | None,
-    dtypes: tuple[tuple[str, torch.dtype], ...],
+    dtypes: tuple[torch.dtype, torch.dtype, torch.dtype, torch.dtype | None],
     num_levels: int,
 ) -> str:
     return _resolve_once(backend, device_type, device_index, dtypes, num_levels)
@@ -80,11 +82,12 @@ def _resolve_once(
     backend: str,
     device_type: str,
     device_index: int | None,
-    dtypes: tuple[tuple[str, torch.dtype], ...],
+    dtypes: tuple[torch.dtype, torch.dtype, torch.dtype, torch.dtype | None],
     num_levels: int,
 ) -> str:
     if backend == "reference":
         return backend
+    named = named_dtypes(*dtypes)
     device = torch.device(device_type if device_index is None else f"{device_type}:{device_index}")
     if backend != "auto":
         module = backend_module(backend)
@@ -94,7 +97,7 @@ def _resolve_once(
         reason = module.unavailable_reason(device)
         if reason is not None:
             raise ValueError(f"value must be where kernel={backend} can run, but {reason}")
-        reason = module.unsupported_reason(dtypes, num_levels)
+        reason = module.unsupported_reason(named, num_levels)
         if reason is not None:
             raise BackendUnavailable(
                 f"kernel={backend} was asked for, but {reason}. Use kernel=reference or kernel=auto"
@@ -108,7 +111,7 @@ def _resolve_once(
         reason = (
             module.unavailable_reason()
             or module.unavailable_reason(device)
-            or module.unsupported_reason(dtypes, num_levels)
+            or module.unsupported_reason(named, num_levels)
         )
         if reason is None:
             _say_once(logging.INFO, f"kernel=auto runs {name} on {device}", *reasons)

@@ -39,11 +39,15 @@ def attend(problem: Problem, backend: str, accumulator: Accumulator, determinist
         (N, Lq, M * D) in the dtype of value.
     """
     value, shapes, locations, weights, reference_points, valid_sizes = problem
+    tensors = (value, locations, weights, reference_points)
+    is_direct = not torch.compiler.is_compiling() and not _someone_dispatches(value.device.type)
+    if is_direct and not _any_requires_grad(tensors) and _is_plain(tensors):
+        return backend_module(backend).forward(problem)  # type: ignore[no-any-return]
     sides = [side for pair in shapes for side in pair]
     inputs = (value, sides, locations, weights, reference_points, valid_sizes, backend, accumulator, deterministic)
-    if torch.compiler.is_compiling() or _someone_dispatches(value.device.type):
-        return torch.ops.msda.attend.default(*inputs)  # type: ignore[no-any-return]
-    return _attend_autograd(*inputs)
+    if is_direct:
+        return _attend_autograd(*inputs)
+    return torch.ops.msda.attend.default(*inputs)  # type: ignore[no-any-return]
 
 
 def _someone_dispatches(device_type: str) -> bool:
@@ -103,32 +107,38 @@ def _attend_backward_fake(grad_output: Tensor, *inputs: Any) -> tuple[Tensor, ..
 
 
 def _run_attend(inputs: tuple[Any, ...]) -> Tensor:
-    if _is_plain(inputs):
+    if _is_plain((inputs[0], inputs[2], inputs[3], inputs[4])):
         return _attend(*inputs)
     with torch._C._AutoDispatchBelowAutograd():
         return torch.ops.msda.attend.default(*inputs)  # type: ignore[no-any-return]
 
 
 def _run_attend_backward(inputs: tuple[Any, ...]) -> tuple[Tensor, ...]:
-    if _is_plain(inputs):
+    if _is_plain((inputs[0], inputs[1], inputs[3], inputs[4], inputs[5])):
         return _attend_backward(*inputs)
     with torch._C._AutoDispatchBelowAutograd():
         return torch.ops.msda.attend_backward.default(*inputs)  # type: ignore[no-any-return]
 
 
-def _is_plain(inputs: tuple[Any, ...]) -> bool:
+def _is_plain(tensors: tuple[Tensor | None, ...]) -> bool:
     """Whether nothing below autograd wants to see the call: no subclass, no tracing, no mode.
 
     Another pass through the dispatcher costs the host as much as the launch, which a decoder's calls feel.
     """
-    return torch._C._len_torch_dispatch_stack() == 0 and all(type(x) in _PLAIN for x in inputs if isinstance(x, Tensor))
+    return torch._C._len_torch_dispatch_stack() == 0 and all(
+        tensor is None or type(tensor) in _PLAIN for tensor in tensors
+    )
 
 
 _PLAIN = (Tensor, torch.nn.Parameter)
 
 
 def _any_requires_grad(tensors: tuple[Any, ...]) -> bool:
-    return torch.is_grad_enabled() and any(tensor is not None and tensor.requires_grad for tensor in tensors)
+    if torch.is_grad_enabled():
+        for tensor in tensors:
+            if tensor is not None and tensor.requires_grad:
+                return True
+    return False
 
 
 class _Attend(torch.autograd.Function):

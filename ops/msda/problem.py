@@ -1,8 +1,8 @@
 """One call of the operator, as the backends see it."""
 
-from collections.abc import Iterator
 from typing import NamedTuple
 
+import torch
 from torch import Tensor
 
 
@@ -29,14 +29,19 @@ class Problem(NamedTuple):
     def Lq(self) -> int:
         return self.locations.shape[1]
 
-    def named_tensors(self) -> Iterator[tuple[str, Tensor]]:
-        """The floating tensors under the names the user knows them by."""
-        fused = self.reference_points is not None
-        yield "value", self.value
-        yield ("sampling_offsets" if fused else "sampling_locations"), self.locations
-        yield ("attention_logits" if fused else "attention_weights"), self.weights
-        if self.reference_points is not None:
-            yield "reference_points", self.reference_points
+
+def named_dtypes(
+    value: torch.dtype, locations: torch.dtype, weights: torch.dtype, reference_points: torch.dtype | None
+) -> tuple[tuple[str, torch.dtype], ...]:
+    """The dtypes of a problem under the names the user knows its tensors by; None for no reference points."""
+    if reference_points is None:
+        return ("value", value), ("sampling_locations", locations), ("attention_weights", weights)
+    return (
+        ("value", value),
+        ("sampling_offsets", locations),
+        ("attention_logits", weights),
+        ("reference_points", reference_points),
+    )
 
 
 class Gradients(NamedTuple):

@@ -55,7 +55,7 @@ class TestAutoOnAGpu:
         dispatch._resolve_once.cache_clear()
         dispatch._say_once.cache_clear()
         try:
-            return [dispatch._resolve(backend, "cuda", 0, (("value", dtype),), 4) for _ in range(3)]
+            return [dispatch._resolve(backend, "cuda", 0, (dtype, dtype, dtype, None), 4) for _ in range(3)]
         finally:
             dispatch._resolve_once.cache_clear()
 
