@@ -136,7 +136,8 @@ class SetCriterion(nn.Module):
         layer = torch.arange(len(logits), device=logits.device)[:, None]  # (K, 1), broadcasts to (K, R)
         matched_labels = targets.labels[matches.image, matches.target]  # (K, R)
         one_hot = torch.zeros_like(logits)  # (K, N, Lq, C)
-        one_hot[layer, matches.image, matches.query, matched_labels] = 1.0
+        # not `one_hot[...] = 1.0`, which sends the number to the device and waits for it
+        one_hot.index_put_((layer, matches.image, matches.query, matched_labels), one_hot.new_ones(()))
         focal = sigmoid_focal_loss(logits, one_hot, alpha=self.focal_alpha, gamma=self.focal_gamma)
 
         matched_boxes = boxes[layer, matches.image, matches.query]  # (K, R, 4)

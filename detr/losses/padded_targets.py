@@ -10,6 +10,9 @@ from torch.nn.utils.rnn import pad_sequence
 from detr.dtypes import at_least_float32
 from detr.structures import Target
 
+# a box with an area, so that the costs of padded rows are finite
+PADDING_BOX = 0.5
+
 
 @dataclass(frozen=True)
 class PaddedTargets:
@@ -17,7 +20,7 @@ class PaddedTargets:
 
     Attributes:
         labels: (N, T) int64, 0 in padded rows.
-        boxes: (N, T, 4) float32 at least, (cx, cy, w, h) in [0, 1]; a box of the whole image in padded rows.
+        boxes: (N, T, 4) float32 at least, (cx, cy, w, h) in [0, 1]; PADDING_BOX four times in padded rows.
         counts: Boxes of each image, on the host.
         image_ids: For messages.
     """
@@ -35,12 +38,10 @@ class PaddedTargets:
         for the device, whose values are never read.
         """
         labels = pad_sequence([target.labels for target in targets], batch_first=True)
-        boxes = pad_sequence([at_least_float32(target.boxes) for target in targets], batch_first=True)
+        boxes = pad_sequence(
+            [at_least_float32(target.boxes) for target in targets], batch_first=True, padding_value=PADDING_BOX
+        )
         counts = tuple(target.labels.shape[0] for target in targets)
-        padded = torch.arange(labels.shape[1])[None] >= torch.tensor(counts)[:, None]  # (N, T)
-        # a whole-image box in padded rows keeps their costs finite
-        whole = torch.tensor([0.5, 0.5, 1.0, 1.0], dtype=boxes.dtype)
-        boxes = torch.where(_to(padded[..., None], boxes.device), _to(whole, boxes.device), boxes)
         return cls(_to(labels, device), _to(boxes, device), counts, tuple(target.image_id for target in targets))
 
     def as_objects(self) -> "PaddedTargets":
