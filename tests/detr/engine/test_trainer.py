@@ -177,3 +177,21 @@ def test_steps_of_an_epoch_count_the_rest(data: Callable[..., Any]):
 def test_settings_out_of_range_name_the_key(name: str):
     with pytest.raises(ValueError, match=f"trainer.{name} must be at least 1; got 0"):
         TrainerSettings(**{name: 0})
+
+
+def test_every_epoch_has_an_order_of_its_own(
+    trainer: Callable[..., Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    run = trainer(tmp_path / "run", epochs=3)
+    epochs = []
+    set_epoch = run.train_loader.set_epoch
+    monkeypatch.setattr(run.train_loader, "set_epoch", lambda epoch: epochs.append(epoch) or set_epoch(epoch))
+    run.fit()
+    assert epochs == [0, 1, 2]
+
+
+def test_the_averaged_copy_is_what_is_evaluated(trainer: Callable[..., Any], tmp_path: Path):
+    averaged, plain = trainer(tmp_path / "averaged"), trainer(tmp_path / "plain", ema_decay=None)
+    assert averaged.state.evaluated is averaged.state.ema.module
+    assert averaged.state.evaluated is not averaged.state.detector
+    assert plain.state.evaluated is plain.state.detector
