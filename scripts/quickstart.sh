@@ -16,11 +16,13 @@ done
 
 "$python" tools/train.py experiment=quickstart "$@"
 "$python" tools/evaluate.py "checkpoint=$run/best.pt" "output_dir=$run/evaluation"
+# pictures of the validation set for the last step, drawn anew
+rm -rf "$run/images"
 "$python" -c "
 from detr.data import EvalTransform, SyntheticDataset
 SyntheticDataset('val', EvalTransform(None, None), num_images=12).write_coco('$run/images')
 "
-"$python" tools/predict.py "checkpoint=$run/best.pt" "source=$run/images" "output_dir=$run/predictions"
+"$python" tools/predict.py "checkpoint=$run/best.pt" "source=$run/images/val" "output_dir=$run/predictions"
 "$python" -c "
 import json
 metrics = json.load(open('$run/evaluation/metrics.json'))
