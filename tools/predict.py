@@ -10,7 +10,7 @@ from hydra.utils import instantiate
 from omegaconf import DictConfig
 
 from detr.engine.checkpoint import load_checkpoint
-from detr.engine.predict import find_images, predict, write_predictions
+from detr.engine.predict import find_images, predict, require_other_folder, write_predictions
 from detr.engine.run_folder import PREDICTIONS, open_result_folder, write_config
 from detr.evaluation import PostProcess
 from detr.telemetry.loggers import ConsoleLogger
@@ -29,6 +29,7 @@ def main(cfg: DictConfig) -> None:
     folder = open_result_folder(cfg.output_dir, config)
     context = start_process(cfg)
     paths = find_images(cfg.source)
+    require_other_folder(folder, paths)
     checkpoint = load_checkpoint(cfg.checkpoint)
     precision = instantiate(cfg.precision)
     precision.prepare(context.device)

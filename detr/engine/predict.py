@@ -59,6 +59,28 @@ def find_images(source: str | Path) -> list[Path]:
     return paths
 
 
+def require_other_folder(folder: str | Path, paths: Iterable[Path]) -> None:
+    """Refuse to write results next to the images they come from, which the drawn ones would replace.
+
+    Args:
+        folder: Where the results go; need not exist.
+        paths: The image files, or links to them.
+
+    Raises:
+        ValueError: `folder` holds one of the images.
+    """
+    folder = Path(folder)
+    if not folder.is_dir():
+        return
+    for path in paths:
+        # a link may lead to an image in the folder, and the folder may be a link itself
+        if any(parent.is_dir() and parent.samefile(folder) for parent in {path.parent, path.resolve().parent}):
+            raise ValueError(
+                f"output_dir={folder} is the folder of the source image {path}, which the drawn images could "
+                "overwrite; give another output_dir= or name="
+            )
+
+
 def predict(
     model: nn.Module,
     paths: Iterable[Path],
@@ -81,11 +103,16 @@ def predict(
         batch_size: Images at once; they are padded to one size, which changes the results a little.
         precision: Of the forward pass.
         device: Where to compute.
+
+    Raises:
+        ValueError: None of the files can be read; lists why.
     """
     if batch_size < 1:
         raise ValueError(f"batch_size must be at least 1; got {batch_size}")
     resize = EvalTransform(**preprocessing["resize"])
     waiting: list[tuple[Path, Tensor]] = []
+    num_read = 0
+    left_out: list[str] = []
 
     def flush() -> Iterator[Prediction]:
         batch = _batch([image for _, image in waiting], resize, pad_to=preprocessing["pad_to"])
@@ -97,29 +124,48 @@ def predict(
     for path in paths:
         try:
             waiting.append((path, read_image(path, apply_exif=preprocessing["apply_exif"])))
+            num_read += 1
         except ValueError as error:
-            _logger.warning("left out: %s", error)
+            # the advice of `read_image` is for datasets; what it found is the cause
+            left_out.append(f"{path}: {error.__cause__ or error}")
+            _logger.warning(
+                "left out %s. The file is truncated, broken or not an image: replace it, or take it out of the source",
+                left_out[-1],
+            )
         if len(waiting) == batch_size:
             yield from flush()
     if waiting:
         yield from flush()
+    if left_out and not num_read:
+        shown = "\n".join(f"  {reason}" for reason in left_out[:15])
+        more = f"\n  and {len(left_out) - 15} more" if len(left_out) > 15 else ""
+        raise ValueError(
+            f"none of the {len(left_out)} files of the source could be read as an image:\n{shown}{more}\n"
+            "Give an image that opens in a viewer, or a folder of such images"
+        )
 
 
 def write_predictions(predictions: Iterable[Prediction], folder: Path, class_table: ClassTable) -> tuple[int, int]:
     """Write predictions.json and the drawn images to `folder`; returns how many images and detections.
 
     A row is a detection in COCO's result format with the names of file and class: `image_id` counts the images
-    from 1, `category_id` is that of the training data.
+    from 1, `category_id` is that of the training data. Detections of rows without a name, which stand for no
+    category (the gaps of `label_map=category_id`), are left out as they are in an evaluation.
+
+    Raises:
+        ValueError: `folder` holds one of the images.
     """
     folder.mkdir(parents=True, exist_ok=True)
     names = dict(zip(class_table.category_ids, class_table.names, strict=True))
     rows: list[dict[str, Any]] = []
     drawn: set[str] = set()
     for image_id, prediction in enumerate(predictions, start=1):
-        for result in to_results(image_id, prediction.detections, class_table):
+        require_other_folder(folder, [prediction.path])
+        detections = _of_named_classes(prediction.detections, class_table)
+        for result in to_results(image_id, detections, class_table):
             name = names[result["category_id"]]
             rows.append({**result, "category_name": name, "file_name": prediction.path.name})
-        picture = draw_detections(prediction.image, prediction.detections, class_table.names, min_score=0.0)
+        picture = draw_detections(prediction.image, detections, class_table.names, min_score=0.0)
         # photo.jpg and photo.png become photo.png and photo.png.png
         stem = prediction.path.stem if prediction.path.stem not in drawn else prediction.path.name
         drawn.add(stem)
@@ -139,5 +185,13 @@ def _batch(images: Sequence[Tensor], resize: EvalTransform, *, pad_to: int) -> B
 
 
 def _at_least(detections: Detections, min_score: float) -> Detections:
-    keep = detections.scores >= min_score
+    return _select(detections, detections.scores >= min_score)
+
+
+def _of_named_classes(detections: Detections, class_table: ClassTable) -> Detections:
+    is_named = torch.tensor([name != "" for name in class_table.names])  # (C,)
+    return _select(detections, is_named[detections.labels])
+
+
+def _select(detections: Detections, keep: Tensor) -> Detections:
     return Detections(detections.scores[keep], detections.labels[keep], detections.boxes[keep])

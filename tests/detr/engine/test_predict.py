@@ -1,6 +1,7 @@
 import json
 import logging
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,9 +12,9 @@ from torch import nn
 
 from detr.engine.evaluate import detect, evaluate
 from detr.engine.precision import Precision
-from detr.engine.predict import find_images, predict, write_predictions
+from detr.engine.predict import find_images, predict, require_other_folder, write_predictions
 from detr.evaluation import CocoEvaluator, PostProcess
-from detr.structures import ClassTable, DetectorOutput, ImageBatch
+from detr.structures import ClassTable, Detections, DetectorOutput, ImageBatch
 
 CPU = torch.device("cpu")
 PREPROCESSING = {"resize": {"size": 32, "max_size": None}, "apply_exif": True, "pad_to": 16}
@@ -99,6 +100,58 @@ def test_predictions_carry_original_ids_and_names(photos: Path, tmp_path: Path):
     drawn = Image.open(tmp_path / "out" / "b.png")
     assert drawn.size == (80, 40)
     assert len(drawn.getcolors(maxcolors=10_000)) > 1
+
+
+@pytest.mark.parametrize("single", [True, False])
+def test_results_do_not_go_to_the_folder_of_the_images(photos: Path, tmp_path: Path, single: bool):
+    before = {path: path.read_bytes() for path in photos.iterdir()}
+    paths = find_images(photos / "b.png" if single else photos)
+    (tmp_path / "link").symlink_to(photos)
+    for folder in (photos, photos / "../photos", tmp_path / "link"):
+        with pytest.raises(ValueError, match=r"photos/\w+.png, which the drawn images could overwrite; give another"):
+            require_other_folder(folder, paths)
+        with pytest.raises(ValueError, match=f"output_dir={folder} is the folder of the source image"):
+            write_predictions(iter(run(paths)), folder, ClassTable(("cat", "dog", ""), (7, 90, 91)))
+    assert {path: path.read_bytes() for path in photos.iterdir()} == before
+    # a link elsewhere whose image lies in the folder
+    (tmp_path / "elsewhere.png").symlink_to(photos / "b.png")
+    with pytest.raises(ValueError, match="elsewhere"):
+        require_other_folder(photos, [tmp_path / "elsewhere.png"])
+    require_other_folder(photos / "out", paths)
+    require_other_folder(tmp_path, paths)
+
+
+def test_a_source_of_which_nothing_can_be_read(photos: Path, caplog: pytest.LogCaptureFixture):
+    (photos / "empty.png").write_bytes(b"")
+    with (
+        caplog.at_level(logging.WARNING),
+        pytest.raises(ValueError, match="none of the 2 files of the source could be read") as error,
+    ):
+        run([photos / "broken.jpg", photos / "empty.png"])
+    for text in (str(error.value), caplog.text):
+        assert "broken.jpg: " in text
+        assert "empty.png: " in text
+        assert "cannot identify" in text
+        assert "annotation" not in text
+    assert run([]) == []
+
+
+def test_rows_without_a_name_are_no_predictions(photos: Path, tmp_path: Path):
+    # class 1, the better one, is a gap of label_map=category_id
+    table = ClassTable(("cat", "", "dog"), (0, 1, 2))
+    predictions = run([photos / "b.jpg"], min_score=0.1)
+    assert predictions[0].detections.labels.tolist() == [1, 0]
+    assert write_predictions(iter(predictions), tmp_path / "out", table) == (1, 1)
+    rows = json.loads((tmp_path / "out" / "predictions.json").read_text())
+    assert [(row["category_id"], row["category_name"]) for row in rows] == [(0, "cat")]
+    only_cat = [replace(predictions[0], detections=_at(predictions[0].detections, 1))]
+    write_predictions(iter(only_cat), tmp_path / "cat", table)
+    assert (tmp_path / "out" / "b.png").read_bytes() == (tmp_path / "cat" / "b.png").read_bytes()
+
+
+def _at(detections: Detections, row: int) -> Detections:
+    keep = [row]
+    return Detections(detections.scores[keep], detections.labels[keep], detections.boxes[keep])
 
 
 def test_evaluation_leaves_the_mode_and_counts_every_image(detector: Callable[..., Any], data: Callable[..., Any]):
