@@ -112,7 +112,7 @@ class CocoEvaluator:
                 )
             metrics = _score(
                 self._ground_truth,
-                [result for results in gathered.values() for result in results],
+                number_results([result for results in gathered.values() for result in results], self._ground_truth),
                 max_detections=self.max_detections,
                 backend=self.backend,
             )
@@ -170,20 +170,21 @@ def evaluate_files(
     """
     check_backend(backend)
     limits = _checked_limits(max_detections)
-    ground_truth = prepare_ground_truth(read_annotations(annotations))
-    return _score(ground_truth, read_results(detections), max_detections=limits, backend=backend)
+    ground_truth = prepare_ground_truth(read_annotations(annotations), f"annotation file {annotations}")
+    results = number_results(read_results(detections), ground_truth, f"detection file {detections}")
+    return _score(ground_truth, results, max_detections=limits, backend=backend)
 
 
 def _score(
     ground_truth: GroundTruth,
-    results: Sequence[CocoResult],
+    results: Sequence[Mapping[str, Any]],
     *,
     max_detections: Sequence[int],
     backend: str,
 ) -> CocoMetrics:
     precision, recall = match_tables(
         ground_truth,
-        number_results(results, ground_truth),
+        results,
         max_detections=max_detections,
         backend=backend,
     )

@@ -51,6 +51,10 @@ def small_dataset() -> dict[str, Any]:
     }
 
 
+def one_box(**keys: Any) -> dict[str, Any]:
+    return {"id": 9, "image_id": 3, "category_id": 7, "bbox": [0, 0, 1, 1], **keys}
+
+
 def perfect_results() -> list[dict[str, Any]]:
     return [
         {**{key: annotation[key] for key in ("image_id", "category_id", "bbox")}, "score": 0.9}
@@ -186,16 +190,16 @@ def test_metrics_json_is_strict_json_with_the_agreed_keys(write: Write):
     ("change", "message"),
     [
         ({"image_id": 4}, r"image id 4 is not among the 2 images.*first ids: 3, 5"),
-        ({"category_id": 1}, r"detection 1 of 1: category_id 1 is not in `categories`.*ids 0, 7"),
+        ({"category_id": 1}, r"category_id 1 is not in `categories`.*ids 0, 7"),
         ({"category_id": "7"}, r"category_id '7' is not in `categories`"),
-        ({"bbox": [1, 2, float("nan"), 4]}, r"detection 1 of 1: bbox must be four finite numbers"),
+        ({"bbox": [1, 2, float("nan"), 4]}, r": bbox must be four finite numbers"),
         ({"bbox": [1, 2, 3]}, r"bbox must be four finite numbers.*\[1, 2, 3\]"),
         ({"score": None}, r"score must be a finite number; found None"),
     ],
 )
 def test_a_faulty_detection_is_named(write: Write, change: dict[str, Any], message: str):
     detection = {"image_id": 3, "category_id": 7, "bbox": [1, 2, 3, 4], "score": 0.5, **change}
-    with pytest.raises(ValueError, match=message):
+    with pytest.raises(ValueError, match=rf"detection file .*dt\.json: detection 1 of 1.*{message}"):
         evaluate_files(write("gt.json", small_dataset()), write("dt.json", [detection]))
 
 
@@ -231,11 +235,44 @@ def test_a_detection_without_score_is_named(write: Write):
             [{"id": 9, "image_id": 3, "category_id": 7, "bbox": [0, 0, float("inf"), 1]}],
             "annotation 9: bbox must be four finite numbers",
         ),
+        ("annotations", [1, 2], "entry 1 of `annotations` must be an object.*found 1. Give"),
+        ("categories", ["a"], "entry 1 of `categories` must be an object.*found 'a'. Give"),
+        ("images", [{"id": 3}, None], "entry 2 of `images` must be an object.*found None. Give"),
+        ("annotations", [one_box(area="big")], "annotation 9: area must be a finite number.*found 'big'. Correct"),
+        ("annotations", [one_box(area=float("nan"))], "annotation 9: area must be a finite number.*found nan"),
+        ("annotations", [one_box(area=True)], "annotation 9: area must be a finite number.*found True"),
+        ("annotations", [one_box(iscrowd="x")], "annotation 9: iscrowd must be 0 or 1; found 'x'. Correct"),
+        ("annotations", [one_box(iscrowd=2)], "annotation 9: iscrowd must be 0 or 1; found 2"),
+        ("annotations", [one_box(iscrowd=[])], r"annotation 9: iscrowd must be 0 or 1; found \[\]"),
     ],
 )
 def test_a_faulty_annotation_file_is_named(write: Write, key: str, value: Any, message: str):
-    with pytest.raises(ValueError, match=message):
+    with pytest.raises(ValueError, match=rf"annotation file .*gt\.json.*{message}"):
         evaluate_files(write("gt.json", {**small_dataset(), key: value}), write("dt.json", []))
+
+
+def test_area_and_crowd_flag_may_be_null_or_boolean(write: Write):
+    dataset = small_dataset()
+    for annotation in dataset["annotations"]:
+        annotation |= {"area": None, "iscrowd": None}
+    dataset["annotations"].append(one_box(iscrowd=True))
+    metrics = evaluate_files(write("gt.json", dataset), write("dt.json", perfect_results()))
+    # the crowd counts as no object
+    assert metrics.AR[100] == pytest.approx(1.0)
+
+
+def test_encodings(write: Write, tmp_path: Path):
+    dataset = small_dataset()
+    dataset["categories"][0]["name"] = "vélo"
+    plain = evaluate_files(write("gt.json", dataset), write("dt.json", perfect_results()))
+    annotations, detections = tmp_path / "mark_gt.json", tmp_path / "mark_dt.json"
+    annotations.write_text(json.dumps(dataset, ensure_ascii=False), encoding="utf-8-sig")
+    detections.write_text(json.dumps(perfect_results()), encoding="utf-8-sig")
+    assert annotations.read_bytes().startswith(b"\xef\xbb\xbf")
+    assert evaluate_files(annotations, detections) == plain
+    annotations.write_text(json.dumps(dataset, ensure_ascii=False), encoding="latin-1")
+    with pytest.raises(ValueError, match=r"mark_gt\.json is not UTF-8: byte \d+ is 0xe9. Save it as UTF-8"):
+        evaluate_files(annotations, detections)
 
 
 def test_wrong_files(write: Write, tmp_path: Path):
