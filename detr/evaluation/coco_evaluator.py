@@ -177,7 +177,7 @@ def evaluate_files(
 
 def _score(
     ground_truth: GroundTruth,
-    results: Sequence[Mapping[str, Any]],
+    results: Sequence[dict[str, Any]],
     *,
     max_detections: Sequence[int],
     backend: str,
