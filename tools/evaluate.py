@@ -10,11 +10,11 @@ configs/evaluate.yaml.
 from pathlib import Path
 
 from hydra.utils import instantiate
-from omegaconf import DictConfig
+from omegaconf import DictConfig, OmegaConf
 
 from detr.data import DetectionData
 from detr.distributed import is_main
-from detr.engine.checkpoint import load_checkpoint
+from detr.engine.checkpoint import Checkpoint, load_checkpoint
 from detr.engine.evaluate import evaluate
 from detr.engine.run_folder import METRICS, open_result_folder, write_config, write_json
 from detr.evaluation import CocoEvaluator, CocoMetrics, PostProcess, evaluate_files, write_results
@@ -31,8 +31,15 @@ def main(cfg: DictConfig) -> None:
             "tools/evaluate.py takes checkpoint=FILE, or detections=FILE with data.val.annotations=FILE; got "
             f"checkpoint={cfg.checkpoint} and detections={cfg.detections}"
         )
-    folder = open_result_folder(cfg.output_dir, config)
-    metrics = evaluate_detections(cfg) if cfg.checkpoint is None else evaluate_checkpoint(cfg, folder)
+    if cfg.checkpoint is None:
+        folder = open_result_folder(cfg.output_dir, config)
+        metrics = evaluate_detections(cfg)
+    else:
+        checkpoint = load_checkpoint(cfg.checkpoint)
+        data = data_config(cfg, checkpoint)
+        config["data"] = OmegaConf.to_container(data, resolve=True)
+        folder = open_result_folder(cfg.output_dir, config)
+        metrics = evaluate_checkpoint(cfg, checkpoint, data, folder)
     if is_main():
         write_config(folder, config)
         write_json(folder / METRICS, metrics.to_dict())
@@ -40,15 +47,14 @@ def main(cfg: DictConfig) -> None:
         print(f"{folder / METRICS}: AP {metrics.AP:.4f}, AP50 {metrics.AP50:.4f}")
 
 
-def evaluate_checkpoint(cfg: DictConfig, folder: Path) -> CocoMetrics:
+def evaluate_checkpoint(cfg: DictConfig, checkpoint: Checkpoint, data_cfg: DictConfig, folder: Path) -> CocoMetrics:
     """Detect on the validation split with the weights of a checkpoint."""
     context = start_process(cfg)
-    checkpoint = load_checkpoint(cfg.checkpoint)
     precision = instantiate(cfg.precision)
     precision.prepare(context.device)
     if is_main():
         print_start(cfg, context, checkpoint=cfg.checkpoint, epoch=checkpoint.epoch, output=folder)
-    data: DetectionData = instantiate(data_config(cfg, checkpoint))
+    data: DetectionData = instantiate(data_cfg)
     batches = data.val_loader(
         rank=context.rank, world_size=context.world_size, pin_memory=context.device.type == "cuda"
     )

@@ -2,11 +2,12 @@
 
 import difflib
 import logging
+import math
 import os
 import sys
 from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar, cast
 
 import hydra
 from hydra import compose, initialize_config_dir
@@ -17,10 +18,12 @@ from hydra.core.override_parser.types import Override
 from hydra.errors import HydraException, InstantiationException
 from omegaconf import DictConfig, OmegaConf
 
-from detr.distributed import DistributedContext, cleanup, init_distributed
+from detr.distributed import DistributedContext, broadcast_object, cleanup, init_distributed, is_main
 from detr.engine.random_state import seed_everything
 from detr.telemetry.environment import collect_environment, format_environment
 from ops import BackendUnavailable
+
+T = TypeVar("T")
 
 CONFIG_DIR = Path(__file__).resolve().parents[1] / "configs"
 
@@ -69,6 +72,20 @@ def start_process(cfg: DictConfig) -> DistributedContext:
         logging.getLogger().setLevel(logging.WARNING)
     seed_everything(cfg.seed, rank=0)
     return context
+
+
+def on_rank_zero(make: Callable[[], T]) -> T:
+    """What `make` returns on rank 0, on every rank; a user error there is raised on every rank alike."""
+    outcome: tuple[T | None, Exception | None] = (None, None)
+    if is_main():
+        try:
+            outcome = (make(), None)
+        except USER_ERRORS as error:
+            outcome = (None, error)
+    value, failure = broadcast_object(outcome)
+    if failure is not None:
+        raise failure
+    return cast(T, value)
 
 
 def print_start(cfg: DictConfig, context: DistributedContext, **lines: object) -> None:
@@ -132,19 +149,29 @@ def check_overrides(config_name: str, arguments: Iterable[str]) -> None:
     for override in overrides:
         if override not in choices and _names_a_key(override):
             default = _require_key(cfg, override.key_or_group, extra_names=groups)
-            _require_number(override, default)
+            _require_type(override, default)
 
 
 def _names_a_key(override: Override) -> bool:
     return not (override.is_add() or override.is_force_add() or override.key_or_group.startswith("hydra"))
 
 
-def _require_number(override: Override, default: Any) -> None:
-    """Refuse a word where the configuration has a number."""
-    given = override.value()
-    is_number = isinstance(default, int | float) and not isinstance(default, bool)
-    if is_number and isinstance(given, str) and not given.startswith("${"):
-        raise ValueError(f"{override.key_or_group} is a number, as in {default}; got {given!r}")
+def _require_type(override: Override, default: Any) -> None:
+    """Refuse what is no switch, whole number or number where the configuration has one."""
+    key, given = override.key_or_group, override.value()
+    if isinstance(given, str) and given.startswith("${"):
+        return
+    if isinstance(default, bool):
+        # a path is a third choice for weights
+        if key != "backbone.pretrained" and isinstance(given, str | int | float) and not isinstance(given, bool):
+            raise ValueError(f"{key} is true or false, as in {str(default).lower()}; got {given}")
+    elif isinstance(default, int):
+        if isinstance(given, str | bool | float):
+            raise ValueError(f"{key} is a whole number, as in {default}; got {given}")
+    elif isinstance(default, float) and (
+        isinstance(given, str | bool) or (isinstance(given, float) and not math.isfinite(given))
+    ):
+        raise ValueError(f"{key} is a number, as in {default}; got {given}")
 
 
 def _require_key(cfg: DictConfig, key: str, *, extra_names: list[str]) -> Any:

@@ -54,6 +54,12 @@ def data_config(cfg: DictConfig, checkpoint: Checkpoint) -> DictConfig:
     stored = OmegaConf.create(checkpoint.config["data"])
     require_buildable(checkpoint.config["data"], cfg.checkpoint)
     keys = [override.split("=")[0].lstrip("+~") for override in HydraConfig.get().overrides.task]
+    for key in keys:
+        if key.split(".")[0] == "transforms":
+            raise ValueError(
+                f"{key}: a checkpoint is evaluated with its own resizing. Another size is data.eval_transforms.size=N, "
+                "with data.eval_transforms.max_size=N"
+            )
     keys = [key for key in keys if key == "data" or key.startswith("data.")]
     if "data" in keys:
         chosen = cfg.data.copy()

@@ -7,7 +7,7 @@ metrics.json, loss.png, ap.png, last.pt and best.pt to `output_dir`, and goes on
 from hydra.utils import instantiate
 from omegaconf import DictConfig
 
-from detr.distributed import broadcast_object, is_main
+from detr.distributed import is_main
 from detr.engine.optim import describe_groups
 from detr.engine.random_state import seed_everything
 from detr.engine.restore import Progress, resume
@@ -17,15 +17,14 @@ from detr.engine.trainer import RunDescription, Trainer, steps_per_epoch
 from detr.engine.weights import init_from
 from detr.evaluation import CocoEvaluator, PostProcess
 from detr.telemetry.loggers import CompositeLogger, ConsoleLogger, JsonlLogger
-from tools.launcher import hydra_tool, print_start, resolved, start_process
+from tools.launcher import hydra_tool, on_rank_zero, print_start, resolved, start_process
 
 
 @hydra_tool("train")
 def main(cfg: DictConfig) -> None:
     config = resolved(cfg)
     context = start_process(cfg)
-    folder = broadcast_object(open_run_folder(cfg.output_dir, config, resume=cfg.resume) if is_main() else None)
-    assert folder is not None
+    folder = on_rank_zero(lambda: open_run_folder(cfg.output_dir, config, resume=cfg.resume))
 
     data = instantiate(cfg.data)
     shard = {"rank": context.rank, "world_size": context.world_size}
@@ -60,6 +59,8 @@ def main(cfg: DictConfig) -> None:
     seed_everything(cfg.seed, context.rank)
     progress = Progress()
     if folder.resume_from is not None:
+        if cfg.init_from is not None and is_main():
+            print(f"init_from={cfg.init_from} is not used: the run goes on from {folder.resume_from}")
         progress = resume(state, folder.resume_from, class_table=data.class_table, context=context)
 
     if is_main():

@@ -128,7 +128,12 @@ def open_result_folder(output_dir: str | Path, config: Mapping[str, Any]) -> Pat
 
 
 def start_run_folder(folder: RunFolder, config: Mapping[str, Any]) -> None:
-    """Write what the run is and what it runs on, before its first step."""
+    """Write what the run is and what it runs on, before its first step.
+
+    The log of an earlier start that left no checkpoint is set aside: it may be of another configuration.
+    """
+    if folder.resume_from is None and folder.metrics_log.exists():
+        folder.metrics_log.replace(folder.path / f"interrupted_{METRICS_LOG}")
     write_config(folder.path, config)
     write_json(folder.path / "environment.json", collect_environment())
 
@@ -171,7 +176,7 @@ def _require_same_run(path: Path, config: Mapping[str, Any]) -> None:
         more = f"\n  and {len(differences) - 15} more" if len(differences) > 15 else ""
         raise ValueError(
             f"{path} already holds a different run ({results}). It differs in:\n{shown}{more}\n"
-            "Give another name=, or the settings of that run"
+            f"Give another name=, or the settings of that run, or resume={path / LAST} to go on from it with these"
         )
 
 

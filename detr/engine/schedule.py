@@ -136,7 +136,7 @@ def _warmup_factor(step: int, warmup_steps: int) -> float:
 
 
 def _require_run_length(epochs: int, warmup_steps: int) -> None:
-    if epochs < 1:
-        raise ValueError(f"schedule.epochs must be at least 1; got {epochs}")
+    if not isinstance(epochs, int) or epochs < 1:
+        raise ValueError(f"schedule.epochs must be at least 1, a whole number; got {epochs}")
     if warmup_steps < 0:
         raise ValueError(f"schedule.warmup_steps must be 0 or more; got {warmup_steps}")

@@ -60,9 +60,10 @@ class TrainerSettings:
 
     def __post_init__(self) -> None:
         for name in ("accumulate", "log_every", "eval_every", "save_every", "keep_last"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"trainer.{name} must be at least 1; got {getattr(self, name)}")
-        if self.clip is not None and self.clip <= 0:
+            if not isinstance(getattr(self, name), int) or getattr(self, name) < 1:
+                raise ValueError(f"trainer.{name} must be at least 1, a whole number; got {getattr(self, name)}")
+        # the negation also refuses NaN
+        if self.clip is not None and not self.clip > 0:
             raise ValueError(f"trainer.clip must be positive, or null for no clipping; got {self.clip}")
 
 
@@ -171,8 +172,15 @@ class Trainer:
     def fit(self) -> dict[str, Any]:
         """Train the epochs that are left; returns the numbers of the last evaluation."""
         if self.progress.epoch >= self.num_epochs:
-            _logger.info("the run already has its %d epochs; schedule.epochs=N goes on", self.num_epochs)
+            _logger.info(
+                "the run already has its %d epochs; resume=%s schedule.epochs=N goes on",
+                self.num_epochs,
+                self.folder.last,
+            )
         try:
+            if self.progress.epoch > 0 and not self.progress.metrics and self._is_evaluation_due():
+                # the run ended between an epoch and its evaluation
+                self._evaluate_and_save()
             while self.progress.epoch < self.num_epochs:
                 self._run_epoch()
         finally:
@@ -183,12 +191,19 @@ class Trainer:
         """Train an epoch; evaluate and save where it is due."""
         self._train_epoch()
         self.progress.epoch += 1
-        is_end = self.progress.epoch == self.num_epochs
-        is_best = False
-        if is_end or self.progress.epoch % self.settings.eval_every == 0:
-            is_best = self._evaluate()
-        if is_end or is_best or self.progress.epoch % self.settings.save_every == 0:
-            self._save(is_best)
+        if self._is_evaluation_due():
+            # an evaluation that fails must not cost the epoch; no metrics: it is made up for on resume
+            self.progress.metrics = {}
+            self._save(is_best=False)
+            self._evaluate_and_save()
+        elif self.progress.epoch % self.settings.save_every == 0:
+            self._save(is_best=False)
+
+    def _is_evaluation_due(self) -> bool:
+        return self.progress.epoch >= self.num_epochs or self.progress.epoch % self.settings.eval_every == 0
+
+    def _evaluate_and_save(self) -> None:
+        self._save(self._evaluate())
 
     def _train_epoch(self) -> None:
         self.train_loader.set_epoch(self.progress.epoch)
@@ -264,9 +279,13 @@ class Trainer:
     def _save(self, is_best: bool) -> None:
         random_states = gather_objects(random_state(self.state.device))
         if is_main():
-            save_checkpoint(self._checkpoint(random_states), self.folder.last)
+            checkpoint = self._checkpoint(random_states)
             if is_best:
-                copy_checkpoint(self.folder.last, self.folder.best)
+                # best first: a run killed in between evaluates again, instead of missing its best for good
+                save_checkpoint(checkpoint, self.folder.best)
+                copy_checkpoint(self.folder.best, self.folder.last)
+            else:
+                save_checkpoint(checkpoint, self.folder.last)
             if self.settings.keep_last > 1:
                 copy_checkpoint(self.folder.last, self.folder.path / f"epoch_{self.progress.epoch:04d}.pt")
                 for old in sorted(self.folder.path.glob("epoch_*.pt"))[: -self.settings.keep_last]:

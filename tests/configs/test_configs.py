@@ -144,12 +144,19 @@ def test_the_schedules_of_the_paper(choice: str):
         ("data.train.annotations=x", ["unknown key data.train", "data.num_train_images"]),
         ("optimizer.lr.main=1", ["optimizer.lr is a value (0.0002)"]),
         ("seed.x=1", ["seed is a value"]),
-        ("optimizer.lr=high", ["optimizer.lr is a number, as in 0.0002; got 'high'"]),
+        ("optimizer.lr=high", ["optimizer.lr is a number, as in 0.0002; got high"]),
+        ("optimizer.lr=nan", ["optimizer.lr is a number"]),
+        ("optimizer.scale_lr=off", ["optimizer.scale_lr is true or false, as in true; got off"]),
+        ("model.with_box_refine=flase", ["model.with_box_refine is true or false"]),
+        ("model.two_stage=1", ["model.two_stage is true or false"]),
+        ("trainer.accumulate=1.5", ["trainer.accumulate is a whole number, as in 1; got 1.5"]),
+        ("schedule.epochs=1.5", ["schedule.epochs is a whole number"]),
+        ("seed=one", ["seed is a whole number"]),
         ("backbone.nam=resnet18", ["did you mean backbone.name?"]),
     ],
 )
 def test_a_typo_is_refused_with_the_valid_names(override: str, words: list[str]):
-    with pytest.raises(ValueError, match=r"unknown key|is a number") as error:
+    with pytest.raises(ValueError, match=r"unknown key|is a|is true or false") as error:
         check_overrides("train", [override])
     for word in words:
         assert word in str(error.value)
@@ -159,6 +166,8 @@ def test_a_typo_is_refused_with_the_valid_names(override: str, words: list[str])
     "override",
     [
         "trainer.clip=null",
+        "trainer.clip=1",
+        "optimizer.scale_lr=false",
         "transforms.eval.size=[64,64]",
         "schedule.epochs=${seed}",
         "backbone.pretrained=file.safetensors",

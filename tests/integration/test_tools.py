@@ -143,6 +143,27 @@ def test_the_kernel_is_chosen_when_a_checkpoint_is_used(tool: Tool, tiny: tuple[
     assert "cuda" in message
 
 
+def test_evaluation_records_the_data_it_used_and_refuses_what_it_would_ignore(
+    tool: Tool, tiny: tuple[str, ...], refused: Tool, tmp_path: Path
+):
+    tool("train", *tiny)
+    checkpoint = "checkpoint=outputs/debug_cpu/last.pt"
+    message = refused("evaluate", checkpoint, "transforms.eval.size=400", "name=ignored")
+    assert "data.eval_transforms.size=N" in message
+    assert not (tmp_path / "outputs" / "ignored").exists()
+    for _ in range(2):  # the same evaluation may be repeated
+        tool("evaluate", checkpoint, "data.batch_size=3", "name=recorded")
+    recorded = (tmp_path / "outputs" / "recorded" / "config.yaml").read_text()
+    assert "  batch_size: 3" in recorded
+    assert "detr.data.synthetic_data" in recorded
+
+
+def test_a_start_from_weights_says_so_when_it_goes_on_instead(tool: Tool, tiny: tuple[str, ...]):
+    tool("train", *tiny)
+    out = tool("train", *tiny, "init_from=elsewhere.pt")
+    assert "init_from=elsewhere.pt is not used: the run goes on from outputs/debug_cpu/last.pt" in out
+
+
 def test_a_checkpoint_cannot_choose_what_runs(tool: Tool, tiny: tuple[str, ...], refused: Tool, tmp_path: Path):
     from dataclasses import replace
 
@@ -166,6 +187,7 @@ def test_a_checkpoint_cannot_choose_what_runs(tool: Tool, tiny: tuple[str, ...],
         (["resume=nothing.pt"], ["resume=nothing.pt: no such checkpoint"]),
         (["backbone.name=resnet1"], ["backbone.name='resnet1' is not a timm model"]),
         (["kernel.backend=fast"], ["KernelConfig.backend must be one of"]),
+        (["trainer.clip=nan"], ["trainer.clip is a number"]),
         (["trainer.accumulate=0"], ["trainer.accumulate must be at least 1"]),
         (["model.two_stage=true", "model.with_box_refine=false"], ["two_stage=true needs with_box_refine=true"]),
         (["+trainer.speed=9"], ["unexpected keyword argument 'speed'"]),

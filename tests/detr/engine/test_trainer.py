@@ -175,7 +175,7 @@ def test_steps_of_an_epoch_count_the_rest(data: Callable[..., Any]):
 
 @pytest.mark.parametrize("name", ["accumulate", "log_every", "eval_every", "save_every", "keep_last"])
 def test_settings_out_of_range_name_the_key(name: str):
-    with pytest.raises(ValueError, match=f"trainer.{name} must be at least 1; got 0"):
+    with pytest.raises(ValueError, match=f"trainer.{name} must be at least 1, a whole number; got 0"):
         TrainerSettings(**{name: 0})
 
 
@@ -195,3 +195,50 @@ def test_the_averaged_copy_is_what_is_evaluated(trainer: Callable[..., Any], tmp
     assert averaged.state.evaluated is averaged.state.ema.module
     assert averaged.state.evaluated is not averaged.state.detector
     assert plain.state.evaluated is plain.state.detector
+
+
+def test_an_evaluation_that_fails_costs_no_epoch(
+    trainer: Callable[..., Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    run = trainer(tmp_path / "run", epochs=2)
+
+    def fail(*args: Any, **kwargs: Any) -> None:
+        raise OSError("a validation image is truncated")
+
+    with monkeypatch.context() as patch:
+        patch.setattr("detr.engine.trainer.evaluate", fail)
+        with pytest.raises(OSError, match="truncated"):
+            run.fit()
+    saved = load_checkpoint(tmp_path / "run" / "last.pt")
+    assert (saved.epoch, saved.metrics) == (1, {})
+    # the evaluation is made up for, and the result is that of a run that never failed
+    trainer(tmp_path / "run", epochs=2).fit()
+    trainer(tmp_path / "whole", epochs=2).fit()
+    again, whole = (load_checkpoint(tmp_path / name / "last.pt") for name in ("run", "whole"))
+    assert_same(again.model, whole.model)
+    assert again.best == whole.best
+    assert (tmp_path / "run" / "best.pt").exists()
+
+
+def test_a_run_killed_while_saving_its_best_ends_with_a_best(
+    trainer: Callable[..., Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    def die(source: Path, target: Path) -> None:
+        raise Interrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr("detr.engine.trainer.copy_checkpoint", die)
+        with pytest.raises(Interrupt):
+            trainer(tmp_path / "run", epochs=1).fit()
+    trainer(tmp_path / "run", epochs=1).fit()
+    last, best = (load_checkpoint(tmp_path / "run" / name) for name in ("last.pt", "best.pt"))
+    assert last.best["epoch"] == best.epoch == 1
+
+
+def test_the_log_of_a_start_without_a_checkpoint_is_set_aside(trainer: Callable[..., Any], tmp_path: Path):
+    log = JsonlLogger(tmp_path / "run" / "metrics.jsonl")
+    with pytest.raises(Interrupt):
+        trainer(tmp_path / "run", logger=CompositeLogger([log, KillAt(step=1)])).fit()
+    assert (tmp_path / "run" / "metrics.jsonl").exists()
+    trainer(tmp_path / "run", epochs=1).fit()
+    assert (tmp_path / "run" / "interrupted_metrics.jsonl").exists()
