@@ -7,4 +7,6 @@
 # Kernels are compiled on first use and kept in ~/.cache/deformable-detr, so the second run is faster.
 set -euo pipefail
 cd "$(dirname "$0")/.."
-exec python -m pytest -m gpu tests "$@"
+python=python
+[[ -x .venv/bin/python ]] && python=.venv/bin/python
+exec "$python" -m pytest -m gpu tests "$@"
