@@ -252,7 +252,7 @@ def test_a_different_run_is_refused_and_loses_nothing(tool: Tool, refused: Tool,
     folder = tmp_path / "outputs" / "debug_cpu"
     before = {path.name: path.read_bytes() for path in folder.iterdir()}
     message = refused("train", *tiny, "optimizer.lr=0.1")
-    assert "optimizer.lr: 0.0002 -> 0.1" in message
+    assert "optimizer.lr: 0.0012 -> 0.1" in message
     assert "resume=never" in refused("train", *tiny, "resume=never")
     assert "checkpoint" in refused("evaluate", "checkpoint=outputs/debug_cpu/last.pt", "name=debug_cpu")
     assert {path.name: path.read_bytes() for path in folder.iterdir()} == before
