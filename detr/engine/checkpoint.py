@@ -4,7 +4,7 @@ import json
 import os
 import pickle
 import shutil
-from dataclasses import asdict, dataclass, fields
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 from zipfile import BadZipFile
@@ -133,11 +133,6 @@ def load_checkpoint(path: str | Path) -> Checkpoint:
     table = payload.pop("class_table")
     class_table = ClassTable(tuple(table["names"]), tuple(table["category_ids"]))
     return Checkpoint(class_table=class_table, **payload)
-
-
-def class_table_json(class_table: ClassTable) -> dict[str, Any]:
-    """A class table as plain JSON."""
-    return {name: list(value) for name, value in asdict(class_table).items()}
 
 
 def _temporary(path: Path) -> Path:

@@ -82,7 +82,7 @@ class HungarianMatcher(nn.Module):
         self.cost_giou = cost_giou
         self.focal_alpha = focal_alpha
         self.focal_gamma = focal_gamma
-        # batches in which a cost was not finite; read by the engine's report
+        # batches in which a cost was not finite; said with each warning
         self.num_nonfinite_batches = 0
         self._warned_crowded = False
 
