@@ -32,6 +32,7 @@ HARMLESS_KEYS = (
     "data.num_workers",
     "trainer.log_every",
     "trainer.keep_last",
+    "trainer.profile_steps",
 )
 
 

@@ -18,6 +18,7 @@ from detr.engine.restore import Progress
 from detr.engine.run_folder import RunFolder, write_json
 from detr.engine.state import TrainState
 from detr.engine.step import StepResult, train_step
+from detr.engine.step_profiler import StepProfiler
 from detr.evaluation import CocoEvaluator, CocoMetrics, PostProcess
 from detr.structures import Batch, ClassTable
 from detr.telemetry.loggers import ConsoleLogger, Logger
@@ -44,6 +45,7 @@ class TrainerSettings:
         save_every: Epochs between two checkpoints; the last and a best epoch are always saved.
         keep_last: Checkpoints of past epochs to keep; 1 keeps last.pt only.
         compile: Run the backbone, the neck and every layer compiled.
+        profile_steps: Steps to profile after a warm-up, into the run folder; 0 profiles none. See `StepProfiler`.
 
     Raises:
         ValueError: A value is out of range.
@@ -57,11 +59,14 @@ class TrainerSettings:
     save_every: int = 1
     keep_last: int = 1
     compile: bool = False
+    profile_steps: int = 0
 
     def __post_init__(self) -> None:
         for name in ("accumulate", "log_every", "eval_every", "save_every", "keep_last"):
             if not isinstance(getattr(self, name), int) or getattr(self, name) < 1:
                 raise ValueError(f"trainer.{name} must be at least 1, a whole number; got {getattr(self, name)}")
+        if not isinstance(self.profile_steps, int) or self.profile_steps < 0:
+            raise ValueError(f"trainer.profile_steps must be a whole number, 0 for none; got {self.profile_steps}")
         # the negation also refuses NaN
         if self.clip is not None and not self.clip > 0:
             raise ValueError(f"trainer.clip must be positive, or null for no clipping; got {self.clip}")
@@ -161,6 +166,9 @@ class Trainer:
         self.logger = logger
         self.console = console
         self.progress = progress
+        self._profiler = None
+        if settings.profile_steps and is_main():
+            self._profiler = StepProfiler(state.device, folder.path, num_steps=settings.profile_steps)
         if folder.is_new:
             # the best checkpoint of the run that this one goes on from stays in its own folder
             progress.best = {}
@@ -177,6 +185,8 @@ class Trainer:
                 self.num_epochs,
                 self.folder.last,
             )
+        if self._profiler is not None:
+            self._profiler.start()
         try:
             if self.progress.epoch > 0 and not self.progress.metrics and self._is_evaluation_due():
                 # the run ended between an epoch and its evaluation
@@ -184,6 +194,8 @@ class Trainer:
             while self.progress.epoch < self.num_epochs:
                 self._run_epoch()
         finally:
+            if self._profiler is not None:
+                self._profiler.close()
             self.logger.close()
         return self.progress.metrics
 
@@ -212,6 +224,8 @@ class Trainer:
         num_steps = 0
         for window in windows(interval.time_waiting(self.train_loader), self.settings.accumulate):
             result = train_step(self.state, window)
+            if self._profiler is not None:
+                self._profiler.step()
             self.progress.global_step += 1
             num_steps += 1
             skipped += result.skipped
