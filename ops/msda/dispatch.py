@@ -2,18 +2,21 @@
 
 import logging
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, lru_cache
 from importlib import import_module
 from types import ModuleType
 
 import torch
 
-from ops.msda.config import KernelConfig
+from ops.msda.config import Accumulator, KernelConfig
 from ops.msda.problem import Problem, named_dtypes
+from ops.msda.tuning.device import device_tuning, visible_device
+from ops.msda.tuning.shape_class import Direction, Sums, shape_class, sums_of
 
 logger = logging.getLogger("ops")
 
-# name -> module with unavailable_reason, unsupported_reason, forward and backward; `auto` takes the first that fits
+# name -> module with unavailable_reason, unsupported_reason, forward and backward; of those that can run, `auto`
+# takes the winner of the shape class, the first if the table names none of them
 _MODULES = {"cuda": "ops.msda.cuda.backend", "triton": "ops.msda.triton.backend"}
 
 
@@ -52,7 +55,8 @@ def backend_module(name: str) -> ModuleType:
 def resolve(kernel: KernelConfig, problem: Problem) -> str:
     """The backend that runs a problem: what `kernel` names, or for `auto` the fastest that can.
 
-    Only devices, dtypes and sizes are looked at.
+    Only devices, dtypes and the number of levels are looked at. Where a tuned table has different winners for
+    different shape classes, it stays `auto`, and `forward_backend` and `backward_backend` decide for each call.
 
     Raises:
         BackendUnavailable: `kernel` names a backend that cannot run on this machine or in this dtype.
@@ -105,7 +109,26 @@ def _resolve_once(
         return backend
     if device_type != "cuda":
         return "reference"
-    reasons: list[str] = []
+    runnable, reasons = _runnable(device, named, num_levels)
+    if not runnable:
+        _say_once(logging.WARNING, f"kernel=auto runs the slow reference on {device}", *reasons)
+        return "reference"
+    assert device_index is not None
+    tuning = device_tuning(device_index)
+    winners = tuning.backends() & set(runnable) or {runnable[0]}
+    if len(winners) > 1:
+        _say_once(logging.INFO, f"kernel=auto runs what {tuning.source} has for a shape class on {device}", *reasons)
+        return backend
+    (winner,) = winners
+    _say_once(logging.INFO, f"kernel=auto runs {winner} on {device}", *reasons)
+    return winner
+
+
+def _runnable(
+    device: torch.device, named: tuple[tuple[str, torch.dtype], ...], num_levels: int
+) -> tuple[list[str], list[str]]:
+    """The kernel backends that can run tensors of these names and dtypes, and why the others cannot."""
+    runnable, reasons = [], []
     for name in _MODULES:
         module = backend_module(name)
         reason = (
@@ -114,11 +137,48 @@ def _resolve_once(
             or module.unsupported_reason(named, num_levels)
         )
         if reason is None:
-            _say_once(logging.INFO, f"kernel=auto runs {name} on {device}", *reasons)
-            return name
-        reasons.append(f"not {name}: {reason}")
-    _say_once(logging.WARNING, f"kernel=auto runs the slow reference on {device}", *reasons)
-    return "reference"
+            runnable.append(name)
+        else:
+            reasons.append(f"not {name}: {reason}")
+    return runnable, reasons
+
+
+def forward_backend(name: str, problem: Problem) -> ModuleType:
+    """The module that runs the forward pass, for a name that `resolve` returned."""
+    if name == "auto":
+        name = _winner(problem, "forward", None)
+    return backend_module(name)
+
+
+def backward_backend(name: str, problem: Problem, accumulator: Accumulator, deterministic: bool) -> ModuleType:
+    """The module that runs the backward pass, for a name that `resolve` returned."""
+    if name == "auto":
+        name = _winner(problem, "backward", sums_of(problem.value.dtype, accumulator, deterministic))
+    return backend_module(name)
+
+
+def _winner(problem: Problem, direction: Direction, sums: Sums | None) -> str:
+    value, spatial_shapes, locations, *_ = problem
+    return _winner_of_shape(
+        direction, value.dtype, value.shape, problem.Lq, spatial_shapes, locations.shape[4], sums, value.device.index
+    )
+
+
+# `auto` stays `auto` only if all backends of the table can run, so none needs asking again
+@lru_cache(maxsize=1024)
+def _winner_of_shape(
+    direction: Direction,
+    value_dtype: torch.dtype,
+    value_shape: tuple[int, ...],
+    Lq: int,
+    spatial_shapes: tuple[tuple[int, int], ...],
+    P: int,
+    sums: Sums | None,
+    device_index: int,
+) -> str:
+    multiprocessors = visible_device(device_index).multiprocessors
+    kind = shape_class(direction, value_dtype, value_shape, Lq, spatial_shapes, P, sums, multiprocessors)
+    return device_tuning(device_index).choice(kind).backend
 
 
 @cache

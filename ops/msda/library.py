@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from ops.msda.config import Accumulator
-from ops.msda.dispatch import backend_module
+from ops.msda.dispatch import backward_backend, forward_backend
 from ops.msda.problem import Problem
 from ops.msda.reference import ms_deform_attn_fused_reference, ms_deform_attn_reference
 from ops.msda.sampling import gather_sample, second_gradients
@@ -42,7 +42,7 @@ def attend(problem: Problem, backend: str, accumulator: Accumulator, determinist
     tensors = (value, locations, weights, reference_points)
     is_direct = not torch.compiler.is_compiling() and not _someone_dispatches(value.device.type)
     if is_direct and not _any_requires_grad(tensors) and _is_plain(tensors):
-        return backend_module(backend).forward(problem)  # type: ignore[no-any-return]
+        return forward_backend(backend, problem).forward(problem)  # type: ignore[no-any-return]
     sides = [side for pair in shapes for side in pair]
     inputs = (value, sides, locations, weights, reference_points, valid_sizes, backend, accumulator, deterministic)
     if is_direct:
@@ -75,14 +75,15 @@ def _problem(
 
 
 def _attend(*inputs: Any) -> Tensor:
-    backend = inputs[6]
-    return backend_module(backend).forward(_problem(*inputs[:6]))  # type: ignore[no-any-return]
+    problem = _problem(*inputs[:6])
+    return forward_backend(inputs[6], problem).forward(problem)  # type: ignore[no-any-return]
 
 
 def _attend_backward(grad_output: Tensor, *inputs: Any) -> tuple[Tensor, ...]:
     problem = _problem(*inputs[:6])
     backend, accumulator, deterministic, needs = inputs[6:]
-    gradients = backend_module(backend).backward(problem, grad_output, tuple(needs), accumulator, deterministic)
+    module = backward_backend(backend, problem, accumulator, deterministic)
+    gradients = module.backward(problem, grad_output, tuple(needs), accumulator, deterministic)
     # a schema has no optional results
     return tuple(grad_output.new_empty(0) if grad is None else grad for grad in gradients)
 

@@ -7,27 +7,35 @@ import pytest
 import torch
 
 from ops.msda.cuda.compiler import CompileError, compile_kernel, compile_ptx, nearest_architecture
-from ops.msda.cuda.plan import (
-    Signature,
-    backward_launches,
-    forward_launch,
-    geometry,
-    scatter32_launch,
-)
+from ops.msda.cuda.plan import Signature, backward_launches, forward_launch, geometry, scatter32_launch
+from ops.msda.tuning.launch_shape import LaunchShape
+from ops.msda.tuning.shape_class import shape_class, sums_of
+from ops.msda.tuning.shipped import shipped_tuning
+from ops.msda.tuning.table import Device
 
 pytest.importorskip("cuda.bindings.nvrtc", reason="cuda-bindings comes with torch's CUDA wheels")
 
 SHAPES = ((100, 167), (50, 84), (25, 42), (13, 21))
 LQ = sum(H * W for H, W in SHAPES)
 F32, F16, BF16 = torch.float32, torch.float16, torch.bfloat16
-H200 = {"multiprocessors": 132, "max_shared": 232_448}
+H200 = Device("NVIDIA H200", (9, 0), 132, 232_448)
+FORWARD = LaunchShape("forward", warps=4, min_blocks=8, unroll=2)
 
 
 def launches(signature, needs=(True, True, True, False), accumulator="float32", deterministic=False, M=8):
-    backward = backward_launches(
-        signature, M, LQ, SHAPES, 2, needs, accumulator, deterministic, H200["multiprocessors"], H200["max_shared"]
+    """Those of the shipped table for two images of an encoder."""
+    sums = sums_of(signature.value, accumulator, deterministic)
+
+    def shapes(direction, sums):
+        sizes = ((2, LQ, M, signature.D), LQ, SHAPES, signature.P)
+        return shipped_tuning(H200).choice(shape_class(direction, signature.value, *sizes, sums, 132)).cuda
+
+    (forward,) = shapes("forward", None)
+    backward = shapes("backward", sums)
+    return (
+        forward_launch(signature, M, LQ, forward),
+        *backward_launches(signature, M, LQ, SHAPES, needs, sums, backward, H200.max_shared),
     )
-    return (forward_launch(signature, M, LQ), *backward)
 
 
 @pytest.fixture(scope="module")
@@ -94,7 +102,7 @@ def test_deterministic_sums_are_64_bit_integers(name, D):
 
 
 def test_cache_is_keyed_by_architecture_and_survives_a_race(tmp_path):
-    instance = forward_launch(Signature(F32, F32, F32, 0, 1, 8), 1, 10).instance
+    instance = forward_launch(Signature(F32, F32, F32, 0, 1, 8), 1, 10, FORWARD).instance
     threads = [
         threading.Thread(target=compile_kernel, args=(instance, "sm_90"), kwargs={"cache_dir": tmp_path})
         for _ in range(4)
@@ -114,7 +122,7 @@ def test_cache_is_keyed_by_architecture_and_survives_a_race(tmp_path):
 
 def test_a_cache_that_cannot_be_written_is_said_and_done_without(tmp_path, caplog):
     (tmp_path / "cuda").write_text("not a folder")
-    instance = forward_launch(Signature(F32, F32, F32, 0, 1, 8), 1, 10).instance
+    instance = forward_launch(Signature(F32, F32, F32, 0, 1, 8), 1, 10, FORWARD).instance
     assert compile_kernel(instance, "sm_90", cache_dir=tmp_path).image
     assert "compiled kernels are not kept" in caplog.text
 
@@ -143,19 +151,39 @@ def test_geometry_covers_the_channels_in_aligned_accesses(dtype, D):
 
 @pytest.mark.parametrize("M", [1, 2, 3, 8])
 def test_blocks_cover_every_query_and_head(M):
-    launch = forward_launch(Signature(BF16, F32, BF16, 0, 4, 32), M, 301)
+    launch = forward_launch(Signature(BF16, F32, BF16, 0, 4, 32), M, 301, FORWARD)
     assert M % launch.heads == 0
     assert launch.chunk * launch.num_chunks >= 301 > launch.chunk * (launch.num_chunks - 1)
 
 
-def test_scatter_takes_tiles_for_an_encoder_only():
-    signature = Signature(BF16, F32, BF16, 0, 4, 32)
-    arguments = (SHAPES, 2, "float32", H200["multiprocessors"], H200["max_shared"])
-    encoder = scatter32_launch(signature, 8, LQ, *arguments)
-    assert encoder.tiles == (12, 8)
-    assert encoder.num_chunks == 96
-    assert 2 * (encoder.dynamic_shared + 4608 + 1024) <= 228 * 1024
-    assert scatter32_launch(signature, 8, LQ - 1, *arguments).tiles == (0, 0)
-    decoder = scatter32_launch(signature, 8, 300, *arguments)
-    assert decoder.max_cells == 0
-    assert decoder.chunk * decoder.num_chunks >= 300
+class TestScatter:
+    SIGNATURE = Signature(BF16, F32, BF16, 0, 4, 32)
+
+    def launch(self, Lq, max_shared=H200.max_shared, **options):
+        shape = LaunchShape("scatter32", **({"warps": 16, "min_blocks": 2, "tile_px": 14} | options))
+        return scatter32_launch(self.SIGNATURE, Lq, SHAPES, "float32", shape, max_shared)
+
+    def test_tiles_for_an_encoder_only(self):
+        encoder = self.launch(LQ)
+        assert encoder.tiles == (12, 8)
+        assert encoder.num_chunks == 96
+        assert 2 * (encoder.dynamic_shared + 4608 + 1024) <= 228 * 1024
+        other = self.launch(LQ - 1)
+        assert other.tiles == (0, 0)
+        assert other.chunk * other.num_chunks >= LQ - 1 > other.chunk * (other.num_chunks - 1)
+
+    def test_no_windows(self):
+        launch = self.launch(300, warps=4, min_blocks=4, tile_px=0)
+        assert launch.max_cells == 0
+        assert launch.tiles == (0, 0)
+        assert launch.chunk * launch.num_chunks >= 300
+
+    @pytest.mark.parametrize(("warps", "min_blocks"), [(4, 1), (16, 2), (24, 1), (32, 1), (10, 3), (8, 4)])
+    def test_blocks_fit_the_multiprocessor(self, warps, min_blocks):
+        launch = self.launch(LQ, warps=warps, min_blocks=min_blocks)
+        assert min_blocks * (launch.dynamic_shared + 4608) + (min_blocks - 1) * 1024 <= H200.max_shared
+        assert launch.max_cells > 0
+
+    def test_too_little_shared_memory_is_an_error_with_the_way_out(self):
+        with pytest.raises(ValueError, match=r"scatter32 16 warps x 2, 14 px leaves .* Take fewer warps or blocks"):
+            self.launch(LQ, max_shared=80_000)

@@ -1,6 +1,7 @@
 """Which backend runs, and what is said when none can."""
 
 import logging
+from dataclasses import replace
 
 import pytest
 import torch
@@ -8,8 +9,18 @@ import torch
 import ops
 from ops import BackendUnavailable, KernelConfig, ms_deform_attn, ms_deform_attn_fused
 from ops.msda import dispatch
+from ops.msda.library import attend
+from ops.msda.problem import Gradients
+from ops.msda.tuning.shipped import shipped_tuning
+from ops.msda.tuning.table import Device, Row, Tuning
 from ops.testing import Case, random_problem
 
+H200 = Device("NVIDIA H200", (9, 0), 132, 232_448)
+SHIPPED = shipped_tuning(H200)
+# as tuning would find it where Triton has the faster forward pass
+MIXED = Tuning(
+    (Row(replace(SHIPPED.rows[0].choice, backend="triton"), direction="forward"), *SHIPPED.rows), "tuned.json"
+)
 without_gpu = pytest.mark.skipif(torch.cuda.is_available(), reason="this is about machines without a GPU")
 
 
@@ -50,8 +61,9 @@ class TestAutoOnAGpu:
         def unsupported_reason(self, dtypes, num_levels):
             return "value is float64" if ("value", torch.float64) in dtypes else None
 
-    def resolve(self, monkeypatch, stands, dtype=torch.float32, backend="auto"):
+    def resolve(self, monkeypatch, stands, dtype=torch.float32, backend="auto", tuning=SHIPPED):
         monkeypatch.setattr(dispatch, "backend_module", lambda name: stands[name])
+        monkeypatch.setattr(dispatch, "device_tuning", lambda index: tuning)
         dispatch._resolve_once.cache_clear()
         dispatch._say_once.cache_clear()
         try:
@@ -79,6 +91,21 @@ class TestAutoOnAGpu:
         assert record.levelno == logging.WARNING
         assert "not cuda: value is float64; not triton: no triton" in record.message
 
+    def test_where_the_table_has_two_winners_the_shape_class_decides(self, monkeypatch, caplog):
+        caplog.set_level(logging.INFO, logger="ops")
+        stands = {"cuda": self.Stand(), "triton": self.Stand()}
+        assert self.resolve(monkeypatch, stands, tuning=MIXED) == ["auto"] * 3
+        (record,) = caplog.records
+        assert record.message == "kernel=auto runs what tuned.json has for a shape class on cuda:0"
+
+    def test_a_winner_that_cannot_run_does_not_win(self, monkeypatch, caplog):
+        caplog.set_level(logging.INFO, logger="ops")
+        stands = {"cuda": self.Stand(), "triton": self.Stand("no triton")}
+        assert self.resolve(monkeypatch, stands, tuning=MIXED) == ["cuda"] * 3
+        assert caplog.records[0].message == "kernel=auto runs cuda on cuda:0; not triton: no triton"
+        everywhere = replace(MIXED, rows=(replace(MIXED.rows[0], direction=None),))
+        assert self.resolve(monkeypatch, stands, tuning=everywhere) == ["cuda"] * 3
+
     def test_a_named_backend_does_not_fall_back(self, monkeypatch):
         stands = {"cuda": self.Stand("the driver is too old"), "triton": self.Stand()}
         with pytest.raises(BackendUnavailable, match="kernel=cuda was asked for, but the driver is too old"):
@@ -86,6 +113,47 @@ class TestAutoOnAGpu:
         stands = {"cuda": self.Stand(), "triton": self.Stand()}
         with pytest.raises(BackendUnavailable, match=r"value is float64\. Use kernel=reference or kernel=auto"):
             self.resolve(monkeypatch, stands, torch.float64, backend="cuda")
+
+
+@pytest.mark.parametrize("compiled", [False, True])
+def test_each_direction_runs_its_winner(monkeypatch, problem, compiled):
+    """Forward on one backend and backward on the other, in eager and through torch's dispatcher alike."""
+    ran = []
+
+    class Stand:
+        def __init__(self, name):
+            self.name = name
+
+        def forward(self, problem):
+            ran.append((self.name, "forward"))
+            return problem.value.new_ones(1, 3, 4)
+
+        def backward(self, problem, grad_output, needs, accumulator, deterministic):
+            ran.append((self.name, "backward"))
+            return Gradients(torch.full_like(problem.value, 2), None, None, None)
+
+    stands = {"cuda": Stand("cuda"), "triton": Stand("triton")}
+    monkeypatch.setattr(dispatch, "backend_module", lambda name: stands[name])
+    monkeypatch.setattr(dispatch, "device_tuning", lambda index: MIXED)
+    monkeypatch.setattr(dispatch, "visible_device", lambda index: H200)
+    dispatch._winner_of_shape.cache_clear()
+
+    def step(value):
+        return attend(problem._replace(value=value), "auto", "float32", False)
+
+    try:
+        value = problem.value.requires_grad_()
+        run = torch.compile(step, backend="aot_eager", fullgraph=True) if compiled else step
+        for _ in range(2):
+            output = run(value)
+            (grad,) = torch.autograd.grad(output.sum(), value)
+            assert (output == 1).all()
+            assert (grad == 2).all()
+        assert ran == [("triton", "forward"), ("cuda", "backward")] * 2
+        # the table is asked once a shape
+        assert dispatch._winner_of_shape.cache_info().misses == 2
+    finally:
+        dispatch._winner_of_shape.cache_clear()
 
 
 def test_second_derivatives_of_the_reference():

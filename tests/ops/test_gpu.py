@@ -383,9 +383,10 @@ class TestChoice:
         from ops.msda.cuda import backend
         from ops.msda.cuda.launch import LaunchError, launch
         from ops.msda.cuda.plan import forward_launch
+        from ops.msda.tuning.launch_shape import LaunchShape
 
         problem, _ = random_problem(Case(), F32, device="cuda")
-        plan = forward_launch(backend._signature(problem), 2, problem.Lq)
+        plan = forward_launch(backend._signature(problem), 2, problem.Lq, LaunchShape("forward", warps=4))
         prepared = backend.prepare(replace(plan, warps=64), problem.value.shape, problem.Lq, problem.spatial_shapes, 0)
         with pytest.raises(LaunchError, match=r"launching msda::forward<.*> on cuda:0 .*CUDA_ERROR"):
             launch(prepared, [0] * 12)

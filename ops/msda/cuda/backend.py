@@ -12,6 +12,9 @@ from ops.msda.cuda.launch import Kernel, PreparedLaunch, device_limits, launch, 
 from ops.msda.cuda.plan import C_TYPES, MAX_LEVELS, Launch, Signature, backward_launches, forward_launch
 from ops.msda.fixed_point import fixed_point_scale, from_fixed_point
 from ops.msda.problem import Gradients, Problem
+from ops.msda.tuning.device import device_tuning
+from ops.msda.tuning.launch_shape import LaunchShape
+from ops.msda.tuning.shape_class import Direction, Sums, shape_class, sums_of
 
 RUNS_ON = "NVIDIA GPUs from compute capability 8.0, compiled on first use; float32, float16, bfloat16"
 _MIN_CAPABILITY = (8, 0)
@@ -43,15 +46,15 @@ def unsupported_reason(dtypes: tuple[tuple[str, torch.dtype], ...], num_levels: 
     return None
 
 
-def forward(problem: Problem) -> Tensor:
-    """(N, Lq, M * D) in the dtype of value."""
+def forward(problem: Problem, launch_shapes: tuple[LaunchShape, ...] | None = None) -> Tensor:
+    """(N, Lq, M * D) in the dtype of value; None takes the launch shapes of the device's table."""
     value = problem.value
     N, _, M, D = value.shape
     output = value.new_empty((N, problem.Lq, M * D))
     if output.numel() > 0:
         problem = _prepared(problem)
         prepared = _forward_launch(
-            _signature(problem), value.shape, problem.Lq, problem.spatial_shapes, value.device.index
+            _signature(problem), value.shape, problem.Lq, problem.spatial_shapes, value.device.index, launch_shapes
         )
         _run((prepared,), [*_input_pointers(problem), output.data_ptr(), 0, 0, 0, 0, 0, 0])
     return output
@@ -63,19 +66,19 @@ def backward(
     needs: tuple[bool, bool, bool, bool],
     accumulator: Accumulator,
     deterministic: bool,
+    launch_shapes: tuple[LaunchShape, ...] | None = None,
 ) -> Gradients:
-    """Gradients of value, locations, weights and reference points, each only if its flag in `needs` is set."""
+    """Gradients of value, locations, weights and reference points, each only if its flag in `needs` is set.
+
+    `launch_shapes` None takes those of the device's table.
+    """
     value = problem.value
     problem = _prepared(problem)
     grad_output = _aligned(grad_output)
     signature = _signature(problem)
     N, S, M, D = value.shape
-    if value.dtype == torch.float32:
-        accumulator = "float32"
-
-    sum_dtype = torch.float32 if accumulator == "float32" else value.dtype
-    if deterministic:
-        sum_dtype = torch.int64
+    kind = sums_of(value.dtype, accumulator, deterministic)
+    sum_dtype = {"float32": torch.float32, "native": value.dtype, "fixed": torch.int64}[kind]
     sums = value.new_zeros((N, S, M, D), dtype=sum_dtype) if needs[0] else None
     grad_locations = torch.empty_like(problem.locations) if needs[1] else None
     grad_weights = torch.empty_like(problem.weights) if needs[2] else None
@@ -93,8 +96,8 @@ def backward(
             problem.spatial_shapes,
             value.device.index,
             needs,
-            accumulator,
-            deterministic,
+            kind,
+            launch_shapes,
         )
         outputs = (sums, grad_locations, grad_weights, per_head, scale)
         output_pointers = [0 if tensor is None else tensor.data_ptr() for tensor in outputs]
@@ -137,8 +140,11 @@ def _forward_launch(
     Lq: int,
     spatial_shapes: tuple[tuple[int, int], ...],
     device_index: int,
+    launch_shapes: tuple[LaunchShape, ...] | None,
 ) -> PreparedLaunch:
-    plan = forward_launch(signature, value_shape[2], Lq)
+    if launch_shapes is None:
+        launch_shapes = _tabled("forward", signature, value_shape, Lq, spatial_shapes, device_index, None)
+    plan = forward_launch(signature, value_shape[2], Lq, launch_shapes[0])
     return prepare(plan, value_shape, Lq, spatial_shapes, device_index)
 
 
@@ -150,24 +156,29 @@ def _backward_launches(
     spatial_shapes: tuple[tuple[int, int], ...],
     device_index: int,
     needs: tuple[bool, bool, bool, bool],
-    accumulator: Accumulator,
-    deterministic: bool,
+    sums: Sums,
+    launch_shapes: tuple[LaunchShape, ...] | None,
 ) -> tuple[PreparedLaunch, ...]:
-    N, _, M, _ = value_shape
-    limits = device_limits(device_index)
-    plans = backward_launches(
-        signature,
-        M,
-        Lq,
-        spatial_shapes,
-        N,
-        needs,
-        accumulator,
-        deterministic,
-        limits.multiprocessors,
-        limits.max_shared,
-    )
+    if launch_shapes is None:
+        launch_shapes = _tabled("backward", signature, value_shape, Lq, spatial_shapes, device_index, sums)
+    max_shared = device_limits(device_index).max_shared
+    plans = backward_launches(signature, value_shape[2], Lq, spatial_shapes, needs, sums, launch_shapes, max_shared)
     return tuple(prepare(plan, value_shape, Lq, spatial_shapes, device_index) for plan in plans)
+
+
+def _tabled(
+    direction: Direction,
+    signature: Signature,
+    value_shape: tuple[int, ...],
+    Lq: int,
+    spatial_shapes: tuple[tuple[int, int], ...],
+    device_index: int,
+    sums: Sums | None,
+) -> tuple[LaunchShape, ...]:
+    """What the table of the device has for a problem."""
+    multiprocessors = device_limits(device_index).multiprocessors
+    kind = shape_class(direction, signature.value, value_shape, Lq, spatial_shapes, signature.P, sums, multiprocessors)
+    return device_tuning(device_index).choice(kind).cuda
 
 
 def _run(launches: tuple[PreparedLaunch, ...], pointers: list[int]) -> None:

@@ -15,6 +15,8 @@ from importlib import resources
 from pathlib import Path
 from typing import Any
 
+from ops.msda.cache_dir import cache_dir as default_cache_dir
+
 logger = logging.getLogger("ops")
 
 SOURCES = (
@@ -55,12 +57,12 @@ def compile_kernel(instance: str, architecture: str, *, cache_dir: Path | None =
     Args:
         instance: A template instance as C++ spells it, such as `msda::forward<float, ...>`.
         architecture: `sm_90` and the like.
-        cache_dir: Where cubins are kept; None means `kernel_cache_dir()`.
+        cache_dir: Where cubins are kept; None means `ops.msda.cache_dir`.
 
     Raises:
         CompileError: The source does not compile for this architecture.
     """
-    folder = (cache_dir or kernel_cache_dir()) / "cuda"
+    folder = (cache_dir or default_cache_dir()) / "cuda"
     key = hashlib.sha256(
         "\0".join((_sources_digest(), instance, architecture, repr(_nvrtc_version()), *_OPTIONS)).encode()
     ).hexdigest()[:32]
@@ -109,12 +111,6 @@ def nearest_architecture(major: int, minor: int) -> str:
         older[-1],
     )
     return f"compute_{older[-1]}"
-
-
-def kernel_cache_dir() -> Path:
-    """The folder of compiled kernels: `$XDG_CACHE_HOME/deformable-detr`, by default under `~/.cache`."""
-    base = os.environ.get("XDG_CACHE_HOME") or str(Path.home() / ".cache")
-    return Path(base) / "deformable-detr"
 
 
 def compile_ptx(instance: str, architecture: str) -> str:

@@ -1,11 +1,12 @@
-"""Which kernel instances run a problem, and how they are cut into blocks. Pure arithmetic: no GPU needed."""
+"""From launch shapes to kernel instances and their grids. Pure arithmetic: no GPU needed."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
 
-from ops.msda.config import Accumulator
+from ops.msda.tuning.launch_shape import LaunchShape
+from ops.msda.tuning.shape_class import Sums
 
 C_TYPES = {torch.float32: "float", torch.float16: "__half", torch.bfloat16: "__nv_bfloat16"}
 MAX_LEVELS = 16
@@ -13,15 +14,16 @@ MAX_LEVELS = 16
 _VECTOR_BYTES = 16
 _LINE_BYTES = 128
 _MIN_LANES, _MAX_LANES = 4, 32
-# scatter32: a tile of this many pixels of the finest level, with its share of the others, makes a block
-_TILE_PX = 14
-_SCATTER_WARPS = 16
+# scatter32: WarpSpace; levels, windows and statistics; a cell of a window
 _SCATTER_WARP_BYTES = 2048
-# (query, head) pairs a multiprocessor below which a problem counts as small, such as a decoder's
-_SMALL_QUERIES_PER_MULTIPROCESSOR = 256
-# LevelTable, windows and statistics of the kernel
 _SCATTER_STATIC_BYTES = 4608
 _CELL_BYTES = 128
+# its partial statistics take the place of the cells, at most so many a warp
+_MIN_CELLS_A_WARP = 5
+# queries a block of scatter32 without windows
+_DIRECT_CHUNK = 32
+# taken of a multiprocessor's shared memory by every block after the first
+_RESERVED_BYTES = 1024
 
 
 @dataclass(frozen=True)
@@ -92,30 +94,14 @@ def geometry(dtype: torch.dtype, D: int) -> Geometry:
     return Geometry(vector, lanes)
 
 
-def forward_launch(
-    signature: Signature,
-    M: int,
-    Lq: int,
-    *,
-    warps: int = 4,
-    unroll: int | None = None,
-    min_blocks: int | None = None,
-) -> Launch:
-    """The forward pass, any shape.
-
-    Args:
-        warps: A block.
-        unroll: Points in flight; None for what was fastest for the dtype.
-        min_blocks: Blocks a multiprocessor, which bounds the registers; None likewise.
-    """
-    is_wide = signature.value == torch.float32
-    unroll = unroll or (4 if is_wide else 2)
-    min_blocks = min_blocks or (8 if is_wide else 9)
+def forward_launch(signature: Signature, M: int, Lq: int, launch_shape: LaunchShape) -> Launch:
+    """The forward pass, any shape."""
+    warps = launch_shape.warps
     shape = geometry(signature.value, signature.D)
     heads = _heads_together(signature, M, 32 // shape.lanes)
     chunk = warps * (32 // shape.lanes) // heads
-    numbers = (signature.form, signature.P, signature.D, shape.vector, shape.lanes)
-    instance = _instance("forward", _c_types(signature), *numbers, heads, warps, unroll, min_blocks)
+    numbers = (signature.form, signature.P, signature.D, shape.vector, shape.lanes, heads, warps)
+    instance = _instance("forward", _c_types(signature), *numbers, launch_shape.unroll, launch_shape.min_blocks)
     return Launch(instance, heads, chunk, -(-Lq // chunk), warps)
 
 
@@ -124,94 +110,88 @@ def backward_launches(
     M: int,
     Lq: int,
     spatial_shapes: tuple[tuple[int, int], ...],
-    N: int,
     needs: tuple[bool, bool, bool, bool],
-    accumulator: Accumulator,
-    deterministic: bool,
-    multiprocessors: int,
+    sums: Sums,
+    launch_shapes: tuple[LaunchShape, ...],
     max_shared: int,
 ) -> tuple[Launch, ...]:
     """The kernels of a backward pass, in order.
 
     Args:
         needs: Which gradients are wanted: value, locations, weights, reference points.
-        multiprocessors, max_shared: Of the device; the latter is what a block may opt into, in bytes.
+        sums: What value gradients are summed in.
+        launch_shapes: `Choice.cuda` of the shape class.
+        max_shared: What a block may opt into on the device, in bytes.
+
+    Raises:
+        ValueError: A launch shape needs more shared memory than the device has.
     """
     L = len(spatial_shapes)
-    special = signature.D == 32 and signature.P % 4 == 0 and L * signature.P <= 128
-    sums = "fixed" if deterministic else accumulator
-    # too few queries to fill the GPU: what counts is one launch instead of two
-    is_small = N * M * Lq < multiprocessors * _SMALL_QUERIES_PER_MULTIPROCESSOR
-    if not special or is_small:
-        return (_backward(signature, L, Lq, needs[3], sums),)
     launches = []
-    if any(needs[1:]):
-        launches.append(dots32_launch(signature, M, Lq, L, needs[3]))
-    if needs[0]:
-        launches.append(scatter32_launch(signature, M, Lq, spatial_shapes, N, sums, multiprocessors, max_shared))
+    for shape in launch_shapes:
+        if shape.kernel == "backward":
+            launches.append(general_launch(signature, L, Lq, needs[3], sums, shape))
+        elif shape.kernel == "dots32" and any(needs[1:]):
+            launches.append(dots32_launch(signature, M, Lq, L, needs[3], shape))
+        elif shape.kernel == "scatter32" and needs[0]:
+            launches.append(scatter32_launch(signature, Lq, spatial_shapes, sums, shape, max_shared))
     return tuple(launches)
 
 
 def dots32_launch(
-    signature: Signature,
-    M: int,
-    Lq: int,
-    L: int,
-    with_reference_points: bool,
-    *,
-    warps: int = 4,
-    min_blocks: int | None = None,
+    signature: Signature, M: int, Lq: int, L: int, with_reference_points: bool, launch_shape: LaunchShape
 ) -> Launch:
     """Gradients of locations and weights for D = 32."""
-    min_blocks = min_blocks or (6 if signature.value == torch.float32 else 7)
+    warps = launch_shape.warps
     lanes = 8 if signature.value == torch.float32 else 4
     heads = _heads_together(signature, M, 32 // lanes)
     chunk = warps * (32 // lanes) // heads
     types = _c_types(signature)
-    instance = _instance("dots32", types, signature.form, signature.P, heads, warps, min_blocks)
+    instance = _instance("dots32", types, signature.form, signature.P, heads, warps, launch_shape.min_blocks)
     shared = warps * _gradient_board_bytes(signature, L, with_reference_points, lanes)
     return Launch(instance, heads, chunk, -(-Lq // chunk), warps, shared)
 
 
 def scatter32_launch(
     signature: Signature,
-    M: int,
     Lq: int,
     spatial_shapes: tuple[tuple[int, int], ...],
-    N: int,
-    accumulator: str,
-    multiprocessors: int,
+    sums: Sums,
+    launch_shape: LaunchShape,
     max_shared: int,
-    *,
-    warps: int = _SCATTER_WARPS,
-    tile_px: int = _TILE_PX,
-    min_blocks: int = 2,
 ) -> Launch:
-    """The value gradient for D = 32: through windows in shared memory if there are blocks enough."""
-    types = _c_types(signature, accumulator)
-    tiles = _tiles(spatial_shapes, Lq, tile_px)
-    chunk = tile_px * tile_px * 4 // 3 // 8 * 8
-    num_chunks = tiles[0] * tiles[1] or -(-Lq // chunk)
-    if N * M * num_chunks < multiprocessors:
-        warps, chunk = 4, 32
-        instance = _instance("scatter32", types, signature.form, signature.P, warps, 4)
-        return Launch(instance, 1, chunk, -(-Lq // chunk), warps, warps * _SCATTER_WARP_BYTES)
-    space = max_shared // min_blocks - _SCATTER_STATIC_BYTES - warps * _SCATTER_WARP_BYTES
+    """The value gradient for D = 32: through windows in shared memory if the launch shape has tiles."""
+    warps, tile_px, min_blocks = launch_shape.warps, launch_shape.tile_px, launch_shape.min_blocks
+    instance = _instance("scatter32", _c_types(signature, sums), signature.form, signature.P, warps, min_blocks)
+    warp_bytes = warps * _SCATTER_WARP_BYTES
+    if tile_px == 0:
+        return Launch(instance, 1, _DIRECT_CHUNK, -(-Lq // _DIRECT_CHUNK), warps, warp_bytes)
+    space = max_shared // min_blocks - _SCATTER_STATIC_BYTES - warp_bytes
     if min_blocks > 1:
-        space -= 1024
+        space -= _RESERVED_BYTES
     max_cells = space // _CELL_BYTES
-    shared = warps * _SCATTER_WARP_BYTES + max_cells * _CELL_BYTES
-    instance = _instance("scatter32", types, signature.form, signature.P, warps, min_blocks)
-    return Launch(instance, 1, chunk, num_chunks, warps, shared, tiles, max_cells)
+    if max_cells < warps * _MIN_CELLS_A_WARP:
+        raise ValueError(
+            f"{launch_shape} leaves {max_cells} cells for windows in {max_shared} bytes of shared memory; "
+            f"{warps * _MIN_CELLS_A_WARP} are the least. Take fewer warps or blocks, or no windows (tile_px = 0)"
+        )
+    tiles = _tiles(spatial_shapes, Lq, tile_px)
+    # as many queries as a tile has on four levels
+    chunk = max(tile_px * tile_px * 4 // 3 // 8 * 8, 8)
+    num_chunks = tiles[0] * tiles[1] or -(-Lq // chunk)
+    return Launch(instance, 1, chunk, num_chunks, warps, warp_bytes + max_cells * _CELL_BYTES, tiles, max_cells)
 
 
-def _backward(signature: Signature, L: int, Lq: int, with_reference_points: bool, accumulator: str) -> Launch:
-    """The general kernel: everything in one pass, also the deterministic one."""
-    warps, unroll, min_blocks = 4, 2, 4
+def general_launch(
+    signature: Signature, L: int, Lq: int, with_reference_points: bool, sums: Sums, launch_shape: LaunchShape
+) -> Launch:
+    """Everything in one pass, any D."""
+    warps = launch_shape.warps
     shape = geometry(signature.value, signature.D)
     chunk = warps * 32 // shape.lanes
-    numbers = (signature.form, signature.P, signature.D, shape.vector, shape.lanes)
-    instance = _instance("backward", _c_types(signature, accumulator), *numbers, warps, unroll, min_blocks)
+    numbers = (signature.form, signature.P, signature.D, shape.vector, shape.lanes, warps)
+    types = _c_types(signature, sums)
+    instance = _instance("backward", types, *numbers, launch_shape.unroll, launch_shape.min_blocks)
     shared = warps * _gradient_board_bytes(signature, L, with_reference_points, shape.lanes)
     return Launch(instance, 1, chunk, -(-Lq // chunk), warps, shared)
 
@@ -241,11 +221,10 @@ def _gradient_board_bytes(signature: Signature, num_levels: int, with_reference_
     return samples * 4 * (3 if with_reference_points else 1)
 
 
-def _c_types(signature: Signature, accumulator: str | None = None) -> tuple[str, ...]:
+def _c_types(signature: Signature, sums: Sums | None = None) -> tuple[str, ...]:
     types = [C_TYPES[signature.value], C_TYPES[signature.locations], C_TYPES[signature.weights]]
-    if accumulator is not None:
-        sums = {"native": C_TYPES[signature.value], "float32": "float", "fixed": "long long"}
-        types.insert(1, sums[accumulator])
+    if sums is not None:
+        types.insert(1, {"native": C_TYPES[signature.value], "float32": "float", "fixed": "long long"}[sums])
     return tuple(types)
 
 

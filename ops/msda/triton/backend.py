@@ -1,5 +1,6 @@
 """The Triton backend. With TRITON_INTERPRET=1 set before Triton is imported, it runs on CPU tensors."""
 
+from functools import lru_cache
 from importlib.util import find_spec
 from typing import Any
 
@@ -9,11 +10,16 @@ from torch import Tensor
 from ops.msda.config import Accumulator
 from ops.msda.fixed_point import fixed_point_scale, from_fixed_point
 from ops.msda.problem import Gradients, Problem
+from ops.msda.tuning.device import device_tuning, visible_device
+from ops.msda.tuning.launch_shape import LaunchShape
+from ops.msda.tuning.shape_class import Direction, Sums, shape_class, sums_of
 
 RUNS_ON = "any GPU Triton compiles for; float32, float16, bfloat16"
 _DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 _MAX_LEVELS = 8
 _MAX_POINTS = 256
+# the interpreter's cost is a program's, not an element's
+_INTERPRETED = LaunchShape("triton", warps=1, queries=256)
 
 
 def unavailable_reason(device: torch.device | None = None) -> str | None:
@@ -39,15 +45,16 @@ def unsupported_reason(dtypes: tuple[tuple[str, torch.dtype], ...], num_levels: 
     return None
 
 
-def forward(problem: Problem) -> Tensor:
-    """(N, Lq, M * D) in the dtype of value."""
+def forward(problem: Problem, launch_shapes: tuple[LaunchShape, ...] | None = None) -> Tensor:
+    """(N, Lq, M * D) in the dtype of value; None takes the launch shape of the device's table."""
     from ops.msda.triton.forward import _msda_forward_kernel
 
     N, _, M, D = problem.value.shape
     output = problem.value.new_empty((N, problem.Lq, M * D))
     if output.numel() > 0:
         problem = _contiguous(problem)
-        _launch(_msda_forward_kernel, problem, (*_inputs(problem), output), {}, num_warps=2, block_q=16)
+        launch_shape = launch_shapes[0] if launch_shapes else _tabled(problem, "forward", None)
+        _launch(_msda_forward_kernel, problem, (*_inputs(problem), output), {}, launch_shape)
     return output
 
 
@@ -57,8 +64,12 @@ def backward(
     needs: tuple[bool, bool, bool, bool],
     accumulator: Accumulator,
     deterministic: bool,
+    launch_shapes: tuple[LaunchShape, ...] | None = None,
 ) -> Gradients:
-    """Gradients of value, locations, weights and reference points, each only if its flag in `needs` is set."""
+    """Gradients of value, locations, weights and reference points, each only if its flag in `needs` is set.
+
+    `launch_shapes` None takes that of the device's table.
+    """
     from ops.msda.triton.backward import _msda_backward_kernel
 
     value = problem.value
@@ -89,7 +100,9 @@ def backward(
             "FIXED": scale is not None,
         }
         tensors = (grad_output, *_inputs(problem), *pointers)
-        _launch(_msda_backward_kernel, problem, tensors, flags, num_warps=2, block_q=16)
+        kind = sums_of(value.dtype, accumulator, deterministic)
+        launch_shape = launch_shapes[0] if launch_shapes else _tabled(problem, "backward", kind)
+        _launch(_msda_backward_kernel, problem, tensors, flags, launch_shape)
 
     grad_value = sums
     if sums is not None:
@@ -105,9 +118,7 @@ def _launch(
     problem: Problem,
     tensors: tuple[Tensor, ...],
     flags: dict[str, bool],
-    *,
-    num_warps: int,
-    block_q: int,
+    launch_shape: LaunchShape,
 ) -> None:
     import triton
 
@@ -115,10 +126,7 @@ def _launch(
     L, P = len(problem.spatial_shapes), problem.locations.shape[4]
     sides = [side for pair in problem.spatial_shapes for side in pair]
     sides += [0] * (2 * _MAX_LEVELS - len(sides))
-    if _interpreted():
-        # the interpreter's cost is a program's, not an element's
-        block_q = 256
-    grid = (triton.cdiv(problem.Lq, block_q), M, N)
+    grid = (triton.cdiv(problem.Lq, launch_shape.queries), M, N)
     arguments = (*tensors, S, problem.Lq, M, *sides)
     constants = {
         "D": D,
@@ -126,16 +134,42 @@ def _launch(
         "P": P,
         "FORM": 0 if problem.reference_points is None else problem.reference_points.shape[-1],
         "HAS_VALID": problem.valid_sizes is not None,
-        "BLOCK_Q": block_q,
+        "BLOCK_Q": launch_shape.queries,
         "BLOCK_D": triton.next_power_of_2(D),
         "BLOCK_LP": triton.next_power_of_2(L * P),
         **flags,
     }
     if problem.value.is_cuda and torch.cuda.current_device() != problem.value.device.index:
         with torch.cuda.device(problem.value.device):
-            kernel[grid](*arguments, **constants, num_warps=num_warps)
+            kernel[grid](*arguments, **constants, num_warps=launch_shape.warps)
     else:
-        kernel[grid](*arguments, **constants, num_warps=num_warps)
+        kernel[grid](*arguments, **constants, num_warps=launch_shape.warps)
+
+
+def _tabled(problem: Problem, direction: Direction, sums: Sums | None) -> LaunchShape:
+    value, spatial_shapes, locations, *_ = problem
+    return _tabled_for(
+        direction, value.dtype, value.shape, problem.Lq, spatial_shapes, locations.shape[4], sums, value.device.index
+    )
+
+
+@lru_cache(maxsize=1024)
+def _tabled_for(
+    direction: Direction,
+    value_dtype: torch.dtype,
+    value_shape: tuple[int, ...],
+    Lq: int,
+    spatial_shapes: tuple[tuple[int, int], ...],
+    P: int,
+    sums: Sums | None,
+    device_index: int | None,
+) -> LaunchShape:
+    """What the table of the device has for a problem."""
+    if _interpreted() or device_index is None:
+        return _INTERPRETED
+    multiprocessors = visible_device(device_index).multiprocessors
+    kind = shape_class(direction, value_dtype, value_shape, Lq, spatial_shapes, P, sums, multiprocessors)
+    return device_tuning(device_index).choice(kind).triton
 
 
 def _inputs(problem: Problem) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:

@@ -1,0 +1,53 @@
+"""The table of the GPU at hand: the shipped one, overridden by what was tuned on this machine."""
+
+import logging
+from functools import cache
+from pathlib import Path
+
+import torch
+
+from ops.msda.cache_dir import cache_dir
+from ops.msda.tuning.shipped import shipped_tuning
+from ops.msda.tuning.store import TuningFileError, read_tuning, tuning_path
+from ops.msda.tuning.table import Device, Row, Tuning
+
+logger = logging.getLogger("ops")
+
+
+@cache
+def device_tuning(device_index: int) -> Tuning:
+    """The table of a visible GPU, read once a process."""
+    return tuning_of(visible_device(device_index), cache_dir())
+
+
+@cache
+def visible_device(device_index: int) -> Device:
+    properties = torch.cuda.get_device_properties(device_index)
+    # AMD GPUs have nothing to opt into
+    max_shared = getattr(properties, "shared_memory_per_block_optin", properties.shared_memory_per_block)
+    capability = (properties.major, properties.minor)
+    return Device(properties.name, capability, properties.multi_processor_count, max_shared)
+
+
+def tuning_of(device: Device, folder: Path) -> Tuning:
+    """The shipped table of a GPU model, and before it what the cache folder holds for it.
+
+    A file that cannot be used is left out, with one warning.
+    """
+    shipped = shipped_tuning(device)
+    path = tuning_path(device, folder)
+    try:
+        tuned = read_tuning(path, device)
+    except FileNotFoundError:
+        return shipped
+    except TuningFileError as error:
+        logger.warning(
+            "tuned launch shapes in %s are not used: %s. The shipped ones are; python tools/tune_ops.py measures "
+            "anew, deleting the file ends this message",
+            path,
+            error,
+        )
+        return shipped
+    logger.info("launch shapes of %d shape classes come from %s", len(tuned.classes), path)
+    rows = tuple(Row.exactly(entry.kind, entry.choice) for entry in tuned.classes)
+    return Tuning(rows + shipped.rows, str(path))
