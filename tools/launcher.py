@@ -31,11 +31,13 @@ CONFIG_DIR = Path(__file__).resolve().parents[1] / "configs"
 USER_ERRORS = (ValueError, OSError, ImportError, FloatingPointError, BackendUnavailable)
 
 
-def hydra_tool(config_name: str) -> Callable[[Callable[[DictConfig], None]], Callable[[], None]]:
+def hydra_tool(
+    config_name: str, *, error_code: int = 1
+) -> Callable[[Callable[[DictConfig], None]], Callable[[], None]]:
     """Make `main(cfg)` a command that composes `configs/<config_name>.yaml`.
 
     Unknown keys are refused with the names that exist, user errors are printed without a stack trace
-    (HYDRA_FULL_ERROR=1 shows it) and exit with 1, and the process group is closed whatever happens.
+    (HYDRA_FULL_ERROR=1 shows it) and exit with `error_code`, and the process group is closed whatever happens.
     """
 
     def decorate(main: Callable[[DictConfig], None]) -> Callable[[], None]:
@@ -46,7 +48,7 @@ def hydra_tool(config_name: str) -> Callable[[Callable[[DictConfig], None]], Cal
                 text = user_message(error)
                 if text is None or os.environ.get("HYDRA_FULL_ERROR") == "1":
                     raise
-                fail(text)
+                fail(text, error_code)
             except KeyboardInterrupt:
                 print("interrupted; the last checkpoint is whole", file=sys.stderr, flush=True)
                 raise SystemExit(130) from None
@@ -57,7 +59,7 @@ def hydra_tool(config_name: str) -> Callable[[Callable[[DictConfig], None]], Cal
             try:
                 check_overrides(config_name, sys.argv[1:])
             except ValueError as error:
-                fail(str(error))
+                fail(str(error), error_code)
             hydra.main(version_base="1.3", config_path=str(CONFIG_DIR), config_name=config_name)(task)()
 
         return entry
@@ -123,10 +125,10 @@ def user_message(error: Exception) -> str | None:
     return None
 
 
-def fail(text: str) -> None:
-    """Print an error and leave with exit code 1."""
+def fail(text: str, code: int = 1) -> None:
+    """Print an error and leave with an exit code."""
     print(f"error: {text}\n(HYDRA_FULL_ERROR=1 shows the stack trace)", file=sys.stderr, flush=True)
-    raise SystemExit(1)
+    raise SystemExit(code)
 
 
 def check_overrides(config_name: str, arguments: Iterable[str]) -> None:

@@ -1,14 +1,15 @@
 """Images and boxes, from files or drawn on the fly, to padded batches.
 
-    annotation file --annotation_file--> CocoAnnotations (flat arrays) --coco--> CocoDataset
+    files --layouts, sources (annotation_file, yolo, voc)--> COCO dict --annotation_entries--> CocoAnnotations
+    CocoAnnotations (flat arrays) --coco--> CocoDataset; health reports on them
     (seed, split, index) --placing, shapes, painting--> synthetic.SyntheticDataset
     dataset[index] --images, transforms--> (uint8 image, Target) --collate--> Batch --loader--> the engine
 
 Both datasets have one interface (`DetectionDataset`). `DetectionData` holds the two splits of a run; the
-functions `coco_data` and `synthetic_data` make one, and are what configs/data names. Images stay uint8 from the
-decoder to the device. Boxes are (x0, y0, x1, y1) in pixels up to the end of the transforms and normalised
-(cx, cy, w, h) in a `Target`. The loader seeds every sample by (run seed, epoch, position in the epoch): results
-depend neither on the number of workers nor on that of ranks.
+functions `coco_data`, `custom_data` and `synthetic_data` make one, and are what configs/data names. Images stay
+uint8 from the decoder to the device. Boxes are (x0, y0, x1, y1) in pixels up to the end of the transforms and
+normalised (cx, cy, w, h) in a `Target`. The loader seeds every sample by (run seed, epoch, position in the epoch):
+results depend neither on the number of workers nor on that of ranks.
 """
 
 from detr.data.annotation_file import load_coco_annotations
@@ -16,15 +17,19 @@ from detr.data.annotations import CocoAnnotations
 from detr.data.coco import CocoCounts, CocoDataset
 from detr.data.collate import collate
 from detr.data.dataset import DetectionDataset, Sample
-from detr.data.detection_data import DetectionData, coco_data, synthetic_data
-from detr.data.images import read_image, read_image_size
-from detr.data.layouts import find_coco_split
+from detr.data.detection_data import DetectionData, synthetic_data
+from detr.data.faults import Fault, exit_code, format_faults
+from detr.data.file_data import coco_data, custom_data
+from detr.data.health import SplitReport, check_split, format_summary, summarize
+from detr.data.images import IMAGE_SUFFIXES, read_image, read_image_size
+from detr.data.layouts import SplitSource, find_coco_split, find_split
 from detr.data.loader import DetectionLoader, build_train_loader, build_val_loader
 from detr.data.samplers import Draw, EvalSampler, TrainSampler
 from detr.data.synthetic import SyntheticDataset
 from detr.data.transforms import DetectionTransform, EvalTransform, detr_augmentation, flip_and_resize
 
 __all__ = [
+    "IMAGE_SUFFIXES",
     "CocoAnnotations",
     "CocoCounts",
     "CocoDataset",
@@ -35,18 +40,28 @@ __all__ = [
     "Draw",
     "EvalSampler",
     "EvalTransform",
+    "Fault",
     "Sample",
+    "SplitReport",
+    "SplitSource",
     "SyntheticDataset",
     "TrainSampler",
     "build_train_loader",
     "build_val_loader",
+    "check_split",
     "coco_data",
     "collate",
+    "custom_data",
     "detr_augmentation",
+    "exit_code",
     "find_coco_split",
+    "find_split",
     "flip_and_resize",
+    "format_faults",
+    "format_summary",
     "load_coco_annotations",
     "read_image",
     "read_image_size",
+    "summarize",
     "synthetic_data",
 ]

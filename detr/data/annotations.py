@@ -5,7 +5,7 @@ count and so copies the page, which makes the memory of forked workers grow unti
 """
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -51,6 +51,27 @@ class CocoAnnotations:
     categories: NDArray[np.int64]
     category_ids: tuple[int, ...]
     category_names: tuple[str, ...]
+
+    def select(self, images: NDArray[np.bool_]) -> "CocoAnnotations":
+        """These annotations with some of the images only.
+
+        Args:
+            images: (I,) which ones.
+        """
+        num_boxes = np.diff(self.first_box)
+        boxes = np.repeat(images, num_boxes)
+        return replace(
+            self,
+            image_ids=self.image_ids[images],
+            file_names=PackedStrings(self.file_names[int(index)] for index in np.flatnonzero(images)),
+            image_sizes=self.image_sizes[images],
+            first_box=np.concatenate(([0], np.cumsum(num_boxes[images]))).astype(np.int64),
+            annotation_ids=self.annotation_ids[boxes],
+            boxes=self.boxes[boxes],
+            areas=self.areas[boxes],
+            crowd=self.crowd[boxes],
+            categories=self.categories[boxes],
+        )
 
     def class_table(self, label_map: LabelMap) -> ClassTable:
         """The labels of this file.

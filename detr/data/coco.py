@@ -1,7 +1,7 @@
 """A COCO-format dataset: an annotation file and a folder of images."""
 
 import logging
-import os
+from collections import Counter
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -12,15 +12,16 @@ from numpy.typing import NDArray
 from torch.utils.data import Dataset
 
 from detr.data.annotation_file import load_coco_annotations
-from detr.data.annotations import CocoAnnotations, LabelMap, PackedStrings
+from detr.data.annotations import CocoAnnotations, LabelMap
 from detr.data.dataset import Sample, make_sample
-from detr.data.images import read_image, read_image_size
+from detr.data.faults import FaultyAnnotations, FaultyImages, listed
+from detr.data.image_files import load_checked, missing_files, sound_images
+from detr.data.image_health import image_faults
+from detr.data.images import read_image_size
 from detr.data.transforms import DetectionTransform
 from detr.structures import ClassTable
 
 _logger = logging.getLogger(__name__)
-
-_NUM_FILES_LISTED = 10
 
 
 @dataclass(frozen=True)
@@ -75,6 +76,11 @@ class CocoDataset(Dataset[Sample]):
         training: Training needs at least one box; evaluation does not, not even an `annotations` list.
         apply_exif: Turn images as their EXIF orientation says before the boxes are used. Cameras write photos
             lying and say so in EXIF; annotation tools show, and so label, them upright.
+        faulty_annotations: What to do about faulty entries of the annotation file: "error" or "drop".
+        faulty_images: What to do about images that are missing, unreadable or not of their annotated size:
+            "error", where one is met, or "skip", which decodes all of them beforehand and leaves the faulty ones
+            out, of training as of the ground truth.
+        num_threads: How many images "skip" decodes at once.
 
     Attributes:
         class_table: The classes, by label.
@@ -95,17 +101,23 @@ class CocoDataset(Dataset[Sample]):
         label_map: LabelMap = "contiguous",
         training: bool,
         apply_exif: bool = True,
+        faulty_annotations: FaultyAnnotations = "error",
+        faulty_images: FaultyImages = "error",
+        num_threads: int = 1,
     ) -> None:
         if not isinstance(annotations, CocoAnnotations):
-            annotations = load_coco_annotations(annotations, need_annotations=training)
+            annotations = load_coco_annotations(annotations, need_annotations=training, faulty=faulty_annotations)
         self.class_table: ClassTable = annotations.class_table(label_map)
         self._images = Path(images).expanduser()
         self._transforms = transforms
         self._apply_exif = apply_exif
-        _check_files(annotations.file_names, self._images, annotations.path)
+        if faulty_images == "skip":
+            annotations = self._without_faulty_images(annotations, num_threads)
+        else:
+            _require_files(annotations, self._images)
         num_unsized = int((annotations.image_sizes[:, 0] < 0).sum())
         self._annotations = self._with_image_sizes(annotations) if num_unsized else annotations
-        boxes, kept, num_clipped = _target_boxes(self._annotations)
+        boxes, kept, is_cut = target_boxes(self._annotations)
         is_target = kept & ~annotations.crowd
         self._first_box, self._boxes, self._labels = _grouped(self._annotations, boxes, is_target, self.class_table)
         self.counts = CocoCounts(
@@ -114,7 +126,7 @@ class CocoDataset(Dataset[Sample]):
             num_targets=int(is_target.sum()),
             num_crowd=int(annotations.crowd.sum()),
             num_without_area=int((~kept & ~annotations.crowd).sum()),
-            num_clipped=num_clipped,
+            num_clipped=int(is_cut.sum()),
             num_sizes_from_files=num_unsized,
         )
         if training and self.counts.num_targets == 0:
@@ -133,14 +145,8 @@ class CocoDataset(Dataset[Sample]):
             ValueError: The image is unreadable, or does not have the size that the annotations give.
         """
         image_id = int(self._annotations.image_ids[index])
-        path = self.image_path(index)
-        try:
-            image = read_image(path, apply_exif=self._apply_exif)
-        except ValueError as error:
-            raise ValueError(f"image {image_id}: {error}") from error
-        h, w = (int(side) for side in self._annotations.image_sizes[index])
-        if image.shape[1:] != (h, w):
-            raise ValueError(self._size_message(image_id, path, (image.shape[1], image.shape[2]), (h, w)))
+        h, w = self._annotations.image_sizes[index].tolist()
+        image = load_checked(self.image_path(index), image_id, (h, w), apply_exif=self._apply_exif)
         rows = slice(self._first_box[index], self._first_box[index + 1])
         return make_sample(
             image,
@@ -150,6 +156,11 @@ class CocoDataset(Dataset[Sample]):
             transforms=self._transforms,
         )
 
+    @property
+    def annotations(self) -> CocoAnnotations:
+        """The annotations of the images that are used."""
+        return self._annotations
+
     def coco_ground_truth(self) -> dict[str, Any]:
         """All annotations as a COCO dict; see `CocoAnnotations.ground_truth`."""
         return self._annotations.ground_truth()
@@ -157,6 +168,27 @@ class CocoDataset(Dataset[Sample]):
     def image_path(self, index: int) -> Path:
         """The file of image `index`."""
         return self._images / self._annotations.file_names[index]
+
+    def _without_faulty_images(self, annotations: CocoAnnotations, num_threads: int) -> CocoAnnotations:
+        """The annotations without the images that cannot be used, which are counted and listed in the log."""
+        faults = image_faults(annotations, self._images, apply_exif=self._apply_exif, num_threads=num_threads)
+        if not faults:
+            return annotations
+        counts = ", ".join(f"{count} x {kind}" for kind, count in Counter(fault.kind for fault in faults).items())
+        text = listed([f"{fault.file}: {fault.problem}" for fault in faults])
+        if len(faults) == len(annotations.image_ids):
+            raise ValueError(
+                f"none of the {len(faults)} images of {annotations.path} can be used ({counts}):\n  {text}"
+            )
+        _logger.warning(
+            "%s: %d of %d images skipped (%s), data.faulty_images=skip:\n  %s",
+            annotations.path,
+            len(faults),
+            len(annotations.image_ids),
+            counts,
+            text,
+        )
+        return annotations.select(sound_images(annotations, faults))
 
     def _with_image_sizes(self, annotations: CocoAnnotations) -> CocoAnnotations:
         """The annotations with the sizes they lack, read from the image files."""
@@ -166,66 +198,34 @@ class CocoDataset(Dataset[Sample]):
             sizes[index] = read_image_size(path, apply_exif=self._apply_exif)
         return replace(annotations, image_sizes=sizes)
 
-    def _size_message(self, image_id: int, path: Path, found: tuple[int, int], given: tuple[int, int]) -> str:
-        state = "after" if self._apply_exif else "without"
-        message = (
-            f"image {image_id} ({path}) is {found[1]} x {found[0]} pixels (w x h) {state} EXIF rotation, but its "
-            f"annotations say {given[1]} x {given[0]}"
-        )
-        if found != (given[1], given[0]):
-            return f"{message}, so its boxes would be wrong. Correct the annotations or the image"
-        other = "false" if self._apply_exif else "true"
-        return (
-            f"{message}: width and height are swapped. If the boxes were drawn on the image "
-            f"{'without' if self._apply_exif else 'after'} the rotation set data.apply_exif={other}; otherwise "
-            "correct width and height in the annotations"
-        )
 
-
-def _check_files(file_names: PackedStrings, folder: Path, annotations: Path) -> None:
-    """Refuse names that leave `folder` and list the files it lacks. Reads each folder once, no file."""
-    if not folder.is_dir():
-        raise FileNotFoundError(f"there is no image folder {folder.absolute()}. Correct the path")
-    present: dict[str, set[str]] = {}
-    missing = []
-    for index in range(len(file_names)):
-        name = file_names[index]
-        relative = os.path.normpath(name)
-        if os.path.isabs(name) or relative == ".." or relative.startswith(f"..{os.sep}") or "\0" in name:
-            raise ValueError(
-                f"{annotations} names the image file {name!r}, which is outside the image folder {folder}. "
-                "File names must be relative to the folder and stay in it"
-            )
-        parent, base = os.path.split(relative)
-        if parent not in present:
-            present[parent] = _file_names_in(folder / parent)
-        if base not in present[parent]:
-            missing.append(name)
+def _require_files(annotations: CocoAnnotations, folder: Path) -> None:
+    """Refuse names that leave `folder` and list the files it lacks."""
+    missing = missing_files(annotations.file_names, folder, annotations.path)
     if missing:
-        listed = "\n  ".join(missing[:_NUM_FILES_LISTED])
         raise FileNotFoundError(
-            f"{len(missing)} of the {len(file_names)} images of {annotations} are not in "
-            f"{folder.absolute()}; the first:\n  {listed}\nCorrect the folder, add the files, or remove the "
-            "images from the annotations"
+            f"{len(missing)} of the {len(annotations.image_ids)} images of {annotations.path} are not in "
+            f"{folder.absolute()}; the first:\n  {listed([annotations.file_names[index] for index in missing])}\n"
+            "Correct the folder, add the files, remove the images from the annotations, or leave them out with "
+            "data.faulty_images=skip"
         )
 
 
-def _file_names_in(folder: Path) -> set[str]:
-    if not folder.is_dir():
-        return set()
-    with os.scandir(folder) as entries:
-        return {entry.name for entry in entries if entry.is_file()}
+def target_boxes(
+    annotations: CocoAnnotations,
+) -> tuple[NDArray[np.float64], NDArray[np.bool_], NDArray[np.bool_]]:
+    """Boxes in the image.
 
-
-def _target_boxes(annotations: CocoAnnotations) -> tuple[NDArray[np.float64], NDArray[np.bool_], int]:
-    """Boxes (A, 4) as (x0, y0, x1, y1) cut at the image's edge, which have an area, and how many were cut."""
+    Returns:
+        Boxes (A, 4) as (x0, y0, x1, y1) cut at the image's edge; (A,) which have an area; (A,) which of those, but
+        for crowds, reached beyond the edge by more than half a pixel.
+    """
     corners = annotations.boxes.copy()
     corners[:, 2:] += corners[:, :2]
     sides = np.repeat(annotations.image_sizes[:, ::-1], np.diff(annotations.first_box), axis=0)  # (A, 2), w h
     clipped = np.clip(corners, 0, np.tile(sides, 2))
     kept = np.all(clipped[:, 2:] > clipped[:, :2], axis=1)
-    cut = kept & ~annotations.crowd & (np.abs(clipped - corners) > 0.5).any(1)
-    return clipped, kept, int(cut.sum())
+    return clipped, kept, kept & ~annotations.crowd & (np.abs(clipped - corners) > 0.5).any(1)
 
 
 def _grouped(

@@ -1,14 +1,10 @@
 """The data of a run: its two splits, how they are batched, and what a checkpoint must know of them."""
 
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
-from detr.data.annotation_file import load_coco_annotations
-from detr.data.annotations import LabelMap
-from detr.data.coco import CocoDataset
 from detr.data.dataset import DetectionDataset
-from detr.data.layouts import Split, find_coco_split
+from detr.data.layouts import Split
 from detr.data.loader import DetectionLoader, build_train_loader, build_val_loader
 from detr.data.synthetic import SyntheticDataset
 from detr.data.transforms import DetectionTransform, EvalTransform
@@ -133,66 +129,6 @@ class DetectionData:
             f"{sorted(train - val)}; only in val: {sorted(val - train)}. Make both files list all of them, used "
             "or not"
         )
-
-
-def coco_data(
-    *,
-    root: str | Path | None,
-    train: dict[str, str | None],
-    val: dict[str, str | None],
-    label_map: LabelMap,
-    apply_exif: bool,
-    batch_size: int,
-    val_batch_size: int | None,
-    num_workers: int,
-    pad_to: int,
-    train_transforms: DetectionTransform,
-    eval_transforms: EvalTransform,
-) -> DetectionData:
-    """A COCO-format dataset: under one root, or file by file.
-
-    Args:
-        root: The folder of the dataset, in one of the layouts of `find_coco_split`.
-        train: `annotations` (file) and `images` (folder) of the training split; what is None is looked for
-            under `root`.
-        val: Likewise, of the validation split.
-        label_map: See `CocoDataset`.
-        apply_exif: See `CocoDataset`.
-        batch_size: Images a batch and GPU in training.
-        val_batch_size: Images a batch and GPU in validation; None: as in training.
-        num_workers: Data worker processes a GPU.
-        pad_to: Round padded heights and widths up to a multiple of this many pixels.
-        train_transforms: Augmentation of the training images.
-        eval_transforms: Resizing of the validation images.
-    """
-
-    def open_split(split: Split, paths: dict[str, str | None], transforms: DetectionTransform) -> CocoDataset:
-        annotations, images = find_coco_split(split, root=root, **paths)
-        return CocoDataset(
-            annotations,
-            images,
-            transforms,
-            label_map=label_map,
-            training=split == "train",
-            apply_exif=apply_exif,
-        )
-
-    def open_val_ground_truth() -> dict[str, Any]:
-        file = val["annotations"]
-        path = find_coco_split("val", root=root, **val)[0] if file is None else file
-        return load_coco_annotations(path).ground_truth()
-
-    return DetectionData(
-        open_train=lambda: open_split("train", train, train_transforms),
-        open_val=lambda: open_split("val", val, eval_transforms),
-        open_val_ground_truth=open_val_ground_truth,
-        eval_transforms=eval_transforms,
-        batch_size=batch_size,
-        val_batch_size=val_batch_size,
-        num_workers=num_workers,
-        pad_to=pad_to,
-        apply_exif=apply_exif,
-    )
 
 
 def synthetic_data(

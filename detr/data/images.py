@@ -8,6 +8,13 @@ from PIL import Image, ImageOps
 from torch import Tensor
 from torchvision.io import ImageReadMode, decode_jpeg
 
+IMAGE_SUFFIXES = frozenset(
+    (".jpg", ".jpeg", ".png", ".bmp", ".gif", ".webp", ".tif", ".tiff", ".avif", ".mpo", ".ppm", ".pgm")
+)
+
+# an image of more pixels is refused before it is decoded; Pillow refuses the same
+MAX_PIXELS = 2 * (Image.MAX_IMAGE_PIXELS or 2**26)
+
 _JPEG_START = b"\xff\xd8\xff"
 # what Pillow raises on bytes it cannot make an image of
 _PILLOW_ERRORS = (OSError, SyntaxError, ValueError, EOFError, Image.DecompressionBombError)
@@ -30,11 +37,11 @@ def read_image(path: str | Path, *, apply_exif: bool = True) -> Tensor:
 
     Raises:
         FileNotFoundError: There is no such file.
-        ValueError: The file is truncated, broken or not an image.
+        ValueError: The file is truncated, broken, not an image, or of more than `MAX_PIXELS` pixels.
     """
     path = Path(path)
     encoded = np.fromfile(_existing(path), dtype=np.uint8)
-    if encoded[:3].tobytes() == _JPEG_START:
+    if encoded[:3].tobytes() == _JPEG_START and 0 < _num_jpeg_pixels(encoded) <= MAX_PIXELS:
         try:
             return decode_jpeg(torch.from_numpy(encoded), mode=ImageReadMode.RGB, apply_exif_orientation=apply_exif)
         except RuntimeError:
@@ -75,6 +82,26 @@ def _existing(path: Path) -> Path:
     if not path.is_file():
         raise FileNotFoundError(f"there is no image file {path.absolute()}")
     return path
+
+
+def _num_jpeg_pixels(encoded: np.ndarray) -> int:
+    """Width times height of a JPEG from its frame header, without decoding; 0 where none is found."""
+    position = 2
+    while position + 9 <= len(encoded):
+        if encoded[position] != 0xFF:
+            return 0
+        marker = int(encoded[position + 1])
+        if marker == 0xFF:  # a fill byte
+            position += 1
+        elif marker in (0x01, *range(0xD0, 0xD9)):  # markers without a segment
+            position += 2
+        # start of frame: 0xC0 to 0xCF, but for the tables 0xC4, 0xC8 and 0xCC
+        elif 0xC0 <= marker <= 0xCF and marker not in (0xC4, 0xC8, 0xCC):
+            h, w = encoded[position + 5 : position + 9].view(">u2").tolist()
+            return h * w
+        else:
+            position += 2 + int(encoded[position + 2]) * 256 + int(encoded[position + 3])
+    return 0
 
 
 def _rgb_array(image: Image.Image, file_format: str | None) -> np.ndarray:

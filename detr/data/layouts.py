@@ -1,12 +1,83 @@
-"""Where a COCO-format dataset keeps its annotation files and images."""
+"""Where a dataset keeps its annotations and images."""
 
+from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
+import yaml
+
+from detr.data.yolo import NAMES_FILES
+
 Split = Literal["train", "val"]
+Format = Literal["coco", "yolo", "voc"]
 
 # instances_train2017.json beside train2017/ is COCO's own; without a year is what most exports write
 _YEARS = ("2017", "2014", "")
+# what exporters call the splits; Roboflow says valid
+_FOLDERS: dict[Split, tuple[str, ...]] = {"train": ("train",), "val": ("val", "valid", "validation")}
+# annotation files that lie among the images of a split
+_JSON_BESIDE = ("_annotations.coco.json", "annotations.json", "labels.json", "instances.json", "coco.json")
+
+
+@dataclass(frozen=True)
+class SplitSource:
+    """Where a split is.
+
+    Attributes:
+        format: How its annotations are written.
+        annotations: "coco": the JSON file; "yolo": the folder of text files; "voc": the folder of XML files.
+        images: The folder that the images' file names are relative to.
+        names: "yolo": the file with the class names.
+        listing: "voc": the text file that lists the images of the split; None: all in the folder.
+    """
+
+    format: Format
+    annotations: Path
+    images: Path
+    names: Path | None = None
+    listing: Path | None = None
+
+    def __str__(self) -> str:
+        extra = "".join(f", {path}" for path in (self.names, self.listing) if path is not None)
+        return f"{self.format}: {self.annotations} with {self.images}{extra}"
+
+
+def find_split(
+    split: Split, *, root: str | Path | None, annotations: str | Path | None, images: str | Path | None
+) -> SplitSource:
+    """A split in any of the layouts of docs/data.md: COCO JSON, YOLO text files or Pascal VOC XML.
+
+    Args:
+        split: "train" or "val".
+        root: The folder of the dataset.
+        annotations: A COCO annotation file, if it is not to be looked for.
+        images: Its image folder, if it is not to be looked for.
+
+    Raises:
+        ValueError: Neither a root nor a path is given, or the root holds several layouts.
+        FileNotFoundError: The root does not exist or holds none.
+    """
+    if annotations is not None or images is not None:
+        return SplitSource("coco", *find_coco_split(split, root=root, annotations=annotations, images=images))
+    folder = _existing_root(split, root, ["annotations", "images"])
+    found = list(
+        dict.fromkeys((*_coco_sources(split, folder), *_yolo_sources(split, folder), *_voc_sources(split, folder)))
+    )
+    if len(found) == 1:
+        return found[0]
+    remedy = f"Set data.{split}.annotations and data.{split}.images to a COCO file and its folder"
+    if found:
+        text = "\n  ".join(map(str, found))
+        raise ValueError(f"data.root={folder} holds {len(found)} layouts of the {split} split:\n  {text}\n{remedy}")
+    names = ", ".join(sorted(path.name + "/" * path.is_dir() for path in folder.iterdir())[:20]) or "nothing"
+    raise FileNotFoundError(
+        f"no {split} split under data.root={folder}, which holds {names}. Looked for COCO JSON "
+        f"(annotations/instances_{split}*.json, {split}/_annotations.coco.json, {split}.json ...), YOLO "
+        f"({split}/images with {split}/labels, images/{split} with labels/{split}, and data.yaml or classes.txt) and "
+        f"Pascal VOC (Annotations/, JPEGImages/ and ImageSets/Main/{split}.txt, or XML files in {split}/). {remedy}, "
+        "or correct data.root"
+    )
 
 
 def find_coco_split(
@@ -16,7 +87,7 @@ def find_coco_split(
     annotations: str | Path | None,
     images: str | Path | None,
 ) -> tuple[Path, Path]:
-    """The annotation file and the image folder of a split.
+    """The annotation file and the image folder of a split in COCO's own layout.
 
     Under `root` these are looked for, with the same year 2017, 2014 or none in both, as in train2017:
     annotations/instances_<split><year>.json, and <split><year>/ or images/<split><year>/.
@@ -33,36 +104,110 @@ def find_coco_split(
     """
     if annotations is not None and images is not None:
         return Path(annotations).expanduser(), Path(images).expanduser()
-    if root is None:
-        missing = [
-            f"data.{split}.{name}" for name, path in (("annotations", annotations), ("images", images)) if path is None
-        ]
-        raise ValueError(f"where is the {split} split? Set data.root, or {' and '.join(missing)}")
-    root = Path(root).expanduser()
-    if not root.is_dir():
-        raise FileNotFoundError(f"data.root={root} is not a folder ({root.absolute()}). Correct the path")
+    missing = [name for name, path in (("annotations", annotations), ("images", images)) if path is None]
+    folder = _existing_root(split, root, missing)
     candidates = [
-        (
-            root / "annotations" / f"instances_{split}{year}.json" if annotations is None else Path(annotations),
-            folder if images is None else Path(images),
-        )
-        for year in _YEARS
-        for folder in (root / f"{split}{year}", root / "images" / f"{split}{year}")
+        (file if annotations is None else Path(annotations), place if images is None else Path(images))
+        for file, place in _coco_candidates(split, folder)
     ]
-    candidates = list(dict.fromkeys((file.expanduser(), folder.expanduser()) for file, folder in candidates))
-    found = [(file, folder) for file, folder in candidates if file.is_file() and folder.is_dir()]
+    candidates = list(dict.fromkeys((file.expanduser(), place.expanduser()) for file, place in candidates))
+    found = [(file, place) for file, place in candidates if file.is_file() and place.is_dir()]
     if len(found) == 1:
         return found[0]
     remedy = f"Set data.{split}.annotations and data.{split}.images"
     if found:
-        listed = "\n  ".join(f"{file} with {folder}" for file, folder in found)
-        raise ValueError(f"data.root={root} holds {len(found)} layouts of the {split} split:\n  {listed}\n{remedy}")
+        text = "\n  ".join(f"{file} with {place}" for file, place in found)
+        raise ValueError(f"data.root={folder} holds {len(found)} layouts of the {split} split:\n  {text}\n{remedy}")
     tried = "\n  ".join(
-        f"{file} ({_state(file.is_file())}) with {folder}/ ({_state(folder.is_dir())})" for file, folder in candidates
+        f"{file} ({_state(file.is_file())}) with {place}/ ({_state(place.is_dir())})" for file, place in candidates
     )
     raise FileNotFoundError(
-        f"no {split} split under data.root={root}; tried:\n  {tried}\n{remedy}, or correct data.root"
+        f"no {split} split under data.root={folder}; tried:\n  {tried}\n{remedy}, or correct data.root (data=custom "
+        "finds other layouts too)"
     )
+
+
+def _existing_root(split: Split, root: str | Path | None, missing: list[str]) -> Path:
+    if root is None:
+        keys = " and ".join(f"data.{split}.{name}" for name in missing)
+        raise ValueError(f"where is the {split} split? Set data.root, or {keys}")
+    folder = Path(root).expanduser()
+    if not folder.is_dir():
+        raise FileNotFoundError(f"data.root={folder} is not a folder ({folder.absolute()}). Correct the path")
+    return folder
+
+
+def _coco_candidates(split: Split, root: Path) -> Iterator[tuple[Path, Path]]:
+    for year in _YEARS:
+        for folder in (root / f"{split}{year}", root / "images" / f"{split}{year}"):
+            yield root / "annotations" / f"instances_{split}{year}.json", folder
+
+
+def _coco_sources(split: Split, root: Path) -> Iterator[SplitSource]:
+    """COCO's own layout, a JSON file among the images, or one named after the split."""
+    pairs = list(_coco_candidates(split, root))
+    for name in _FOLDERS[split]:
+        pairs += [(root / name / file, root / name) for file in _JSON_BESIDE]
+        for file in (root / f"{name}.json", root / "annotations" / f"{name}.json"):
+            folders = (root / name, root / "images" / name, root / "images")
+            pairs += [(file, folder) for folder in folders if folder.is_dir()][:1]
+    for file, folder in pairs:
+        if file.is_file() and folder.is_dir():
+            yield SplitSource("coco", file, folder)
+
+
+def _yolo_sources(split: Split, root: Path) -> Iterator[SplitSource]:
+    """A names file, and folders of images and text files."""
+    names = next((root / name for name in NAMES_FILES if (root / name).is_file()), None)
+    if names is None:
+        return
+    pairs = []
+    for name in _FOLDERS[split]:
+        pairs.append((root / "images" / name, root / "labels" / name))
+        pairs.append((root / name / "images", root / name / "labels"))
+        pairs.append((root / name, root / name))
+    folder = _yaml_folder(split, names)
+    if folder is not None and "images" in folder.parts:
+        parts = list(folder.parts)
+        parts[len(parts) - 1 - parts[::-1].index("images")] = "labels"
+        pairs.append((folder, Path(*parts)))
+    for images, labels in dict.fromkeys(pairs):
+        if images.is_dir() and labels.is_dir() and next(labels.rglob("*.txt"), None) is not None:
+            yield SplitSource("yolo", labels, images, names=names)
+
+
+def _yaml_folder(split: Split, names: Path) -> Path | None:
+    """The image folder that a YOLO YAML file names for a split, where it exists beside the file."""
+    if names.suffix not in (".yaml", ".yml"):
+        return None
+    try:
+        content = yaml.safe_load(names.read_text(encoding="utf-8-sig"))
+    except yaml.YAMLError:
+        return None  # named when the names are read
+    value = content.get(split) if isinstance(content, dict) else None
+    if not isinstance(value, str):
+        return None
+    # Roboflow writes ../train/images for a folder beside the file
+    parts = [part for part in Path(value).parts if part not in ("..", ".")]
+    return next((path for path in (Path(value), names.parent.joinpath(*parts)) if path.is_dir()), None)
+
+
+def _voc_sources(split: Split, root: Path) -> Iterator[SplitSource]:
+    """Pascal VOC's own folders, or XML files in a folder named after the split."""
+    for name in _FOLDERS[split]:
+        listing = root / "ImageSets" / "Main" / f"{name}.txt"
+        if listing.is_file() and (root / "Annotations").is_dir() and (root / "JPEGImages").is_dir():
+            yield SplitSource("voc", root / "Annotations", root / "JPEGImages", listing=listing)
+        pairs = (
+            (root / name, root / name),
+            (root / name / "annotations", root / name / "images"),
+            (root / name / "Annotations", root / name / "JPEGImages"),
+            (root / "annotations" / name, root / "images" / name),
+            (root / "Annotations" / name, root / "JPEGImages" / name),
+        )
+        for annotations, images in pairs:
+            if annotations.is_dir() and images.is_dir() and next(annotations.glob("*.xml"), None) is not None:
+                yield SplitSource("voc", annotations, images)
 
 
 def _state(present: bool) -> str:

@@ -6,7 +6,9 @@ loading in the main process leaves the random numbers of training alone.
 """
 
 import random
-from collections.abc import Iterator
+import traceback
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from functools import partial
 
 import numpy as np
@@ -50,12 +52,12 @@ class DetectionLoader:
         self.dataset = dataset
         self.sampler = sampler
         self.batch_size = batch_size
-        self._batches: DataLoader[Sample] = DataLoader(
+        self._batches: DataLoader[Sample | LoadFailure] = DataLoader(
             SeededDataset(dataset),
             batch_size=batch_size,
             sampler=sampler,
             num_workers=num_workers,
-            collate_fn=partial(collate, pad_to=pad_to),
+            collate_fn=partial(collate_or_fail, pad_to=pad_to),
             drop_last=drop_last,
             pin_memory=pin_memory,
             persistent_workers=num_workers > 0,
@@ -79,10 +81,30 @@ class DetectionLoader:
         return len(self._batches)
 
     def __iter__(self) -> Iterator[Batch]:
-        return iter(self._batches)
+        """The batches.
+
+        Raises:
+            ValueError: A sample cannot be loaded. The message is that of the dataset, whatever process read it.
+            OSError: Likewise.
+        """
+        for batch in self._batches:
+            if isinstance(batch, LoadFailure):
+                raise batch.error
+            yield batch
 
 
-class SeededDataset(Dataset[Sample]):
+@dataclass(frozen=True)
+class LoadFailure:
+    """A sample that could not be loaded, on its way to the main process.
+
+    An error that leaves a data worker arrives wrapped in a copy of its stack trace; one that travels as a value
+    arrives as it is. `HYDRA_FULL_ERROR=1` still shows where it came from.
+    """
+
+    error: ValueError | OSError
+
+
+class SeededDataset(Dataset[Sample | LoadFailure]):
     """Loads the sample of a `Draw` with all random generators seeded by it, and restores them."""
 
     def __init__(self, dataset: DetectionDataset) -> None:
@@ -91,7 +113,7 @@ class SeededDataset(Dataset[Sample]):
     def __len__(self) -> int:
         return len(self._dataset)
 
-    def __getitem__(self, draw: Draw) -> Sample:
+    def __getitem__(self, draw: Draw) -> Sample | LoadFailure:
         torch_state = torch.get_rng_state()
         numpy_state = np.random.get_state()  # noqa: NPY002 (custom transforms may use it)
         python_state = random.getstate()
@@ -101,10 +123,23 @@ class SeededDataset(Dataset[Sample]):
         random.seed(draw.seed)
         try:
             return self._dataset[draw.index]
+        except (ValueError, OSError) as error:
+            error.add_note("".join(traceback.format_exception(error)))
+            return LoadFailure(error)
         finally:
             torch.set_rng_state(torch_state)
             np.random.set_state(numpy_state)  # noqa: NPY002
             random.setstate(python_state)
+
+
+def collate_or_fail(samples: Sequence[Sample | LoadFailure], pad_to: int) -> Batch | LoadFailure:
+    """The batch of `samples`, or the first failure among them."""
+    loaded = []
+    for sample in samples:
+        if isinstance(sample, LoadFailure):
+            return sample
+        loaded.append(sample)
+    return collate(loaded, pad_to)
 
 
 def build_train_loader(

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from detr.data import EvalTransform, read_image
+from detr.data import IMAGE_SUFFIXES, EvalTransform, read_image
 from detr.engine.evaluate import detect
 from detr.engine.precision import Precision
 from detr.engine.run_folder import PREDICTIONS, write_json
@@ -18,10 +18,6 @@ from detr.structures import Batch, ClassTable, Detections, ImageBatch, Target
 from detr.visualize import draw_detections
 
 _logger = logging.getLogger(__name__)
-
-IMAGE_SUFFIXES = frozenset(
-    (".jpg", ".jpeg", ".png", ".bmp", ".gif", ".webp", ".tif", ".tiff", ".avif", ".mpo", ".ppm", ".pgm")
-)
 
 
 @dataclass(frozen=True)

@@ -49,7 +49,7 @@ def write_dataset(tmp_path: Path) -> Callable[[dict[str, Any]], tuple[Path, Path
         for image in {image["file_name"]: image for image in content["images"]}.values():
             path = images / image["file_name"]
             path.parent.mkdir(parents=True, exist_ok=True)
-            pixels = random.integers(0, 256, (image["height"], image["width"], 3), dtype=np.uint8)
+            pixels = random.integers(0, 256, (int(image["height"]), int(image["width"]), 3), dtype=np.uint8)
             Image.fromarray(pixels).save(path)
         return annotations, images
 

@@ -57,9 +57,7 @@ def test_labels_can_be_the_category_ids(open_dataset, content):
     dataset = open_dataset(content, label_map="category_id")
     assert dataset.class_table.num_classes == 91
     assert dataset[0][1].labels.tolist() == [90, 1]
-    contiguous = CocoDataset(
-        load_coco_annotations(dataset._annotations.path), dataset._images, KEEP_SIZE, training=True
-    )
+    contiguous = CocoDataset(load_coco_annotations(dataset.annotations.path), dataset._images, KEEP_SIZE, training=True)
     assert contiguous.class_table == ClassTable(("person", "plane", "zebra"), (1, 5, 90))
 
 
@@ -206,6 +204,83 @@ def test_a_truncated_image_names_path_and_image_id(write_dataset, content):
     path.write_bytes(path.read_bytes()[:1000])
     with pytest.raises(ValueError, match=f"image 7: cannot read the image {path}"):
         CocoDataset(annotations, images, KEEP_SIZE, training=True)[0]
+
+
+def break_some(images):
+    """One image is cut short, one is of another size, one is missing; the fourth is sound."""
+    (images / "a.png").write_bytes((images / "a.png").read_bytes()[:1000])
+    Image.new("RGB", (9, 9)).save(images / "sub/b.png")
+    (images / "gone.png").unlink()
+
+
+@pytest.mark.parametrize("training", [True, False])
+def test_faulty_images_can_be_skipped_and_are_counted(write_dataset, content, caplog, training):
+    content["images"].append({"id": 99, "file_name": "gone.png", "width": 8, "height": 8})
+    content["images"].append({"id": 5, "file_name": "sound.png", "width": 30, "height": 20})
+    content["annotations"].append({"id": 77, "image_id": 5, "category_id": 5, "bbox": [1, 1, 3, 3]})
+    annotations, images = write_dataset(content)
+    break_some(images)
+    options = {"training": training, "num_threads": 2}
+    dataset = CocoDataset(annotations, images, KEEP_SIZE, faulty_images="skip", **options)
+    assert [dataset[index][1].image_id for index in range(len(dataset))] == [12, 5]
+    assert dataset[1][1].labels.tolist() == [1]
+    # what cannot be seen is not asked for either
+    truth = dataset.coco_ground_truth()
+    assert [image["id"] for image in truth["images"]] == [12, 5]
+    assert [annotation["image_id"] for annotation in truth["annotations"]] == [5]
+    assert dataset.class_table.num_classes == 3
+    (record,) = [record for record in caplog.records if record.levelname == "WARNING"]
+    message = record.getMessage()
+    assert "3 of 5 images skipped" in message
+    for words in ("1 x image_unreadable", "1 x image_size", "1 x image_missing", "a.png", "b.png", "gone.png"):
+        assert words in message
+    with pytest.raises(FileNotFoundError, match=r"(?s)1 of the 5 images.*gone.png.*data.faulty_images=skip"):
+        CocoDataset(annotations, images, KEEP_SIZE, **options)
+
+
+def test_skipping_every_image_is_an_error(write_dataset, content):
+    annotations, images = write_dataset(content)
+    for path in images.rglob("*.png"):
+        path.unlink()
+    with pytest.raises(ValueError, match=r"none of the 3 images .* can be used \(3 x image_missing\)"):
+        CocoDataset(annotations, images, KEEP_SIZE, training=True, faulty_images="skip")
+
+
+def test_a_name_outside_the_folder_is_refused_under_every_policy(write_dataset, content):
+    annotations, images = write_dataset(content)
+    content["images"][0]["file_name"] = "../a.png"
+    annotations.write_text(json.dumps(content))
+    with pytest.raises(ValueError, match="outside the image folder"):
+        CocoDataset(annotations, images, KEEP_SIZE, training=True, faulty_images="skip", faulty_annotations="drop")
+
+
+def test_faulty_entries_can_be_dropped_and_are_counted(open_dataset, content, caplog):
+    content["annotations"] += [
+        {"id": 20, "image_id": 7, "category_id": 77, "bbox": [1, 1, 3, 3]},
+        {"id": 21, "image_id": 7, "category_id": 5, "bbox": [float("nan"), 1, 3, 3]},
+        {"id": 22, "image_id": 7, "category_id": 5, "bbox": [1, 1, 3, 3], "area": "big"},
+    ]
+    with pytest.raises(ValueError, match=r"(?s)3 fault\(s\).*data.faulty_annotations=drop"):
+        open_dataset(content)
+    dataset = open_dataset(content, faulty_annotations="drop")
+    assert dataset.counts.num_targets == 4
+    assert dataset[0][1].labels.tolist() == [2, 0, 1]
+    message = next(record.getMessage() for record in caplog.records if record.levelname == "WARNING")
+    assert "3 faulty entries dropped or repaired" in message
+    for words in ("1 x category_id_unknown", "annotation 20:", "1 x box_not_finite", "1 x area", "w * h"):
+        assert words in message
+
+
+def test_odd_images_train_when_the_policy_is_to_skip(shared_dir):
+    folder = shared_dir / "data/odd-images"
+    dataset = CocoDataset(
+        folder / "instances_odd.json", folder / "images", KEEP_SIZE, training=True, faulty_images="skip"
+    )
+    # 45 less 4 unreadable and 5 whose annotations are of the lying photo
+    assert len(dataset) == 36
+    for index in range(len(dataset)):
+        image, target = dataset[index]
+        assert target.orig_size == image.shape[1:]
 
 
 def test_annotations_take_no_python_object_each(write_dataset, content):

@@ -6,6 +6,7 @@ import torch
 from PIL import Image
 
 from detr.data import read_image, read_image_size
+from detr.data.images import _num_jpeg_pixels
 
 ORIENTATION_TAG = 0x0112
 # what each EXIF orientation makes of the pixels (h, w, 3) of the file
@@ -88,6 +89,30 @@ def test_gray_palette_alpha_and_cmyk_become_rgb(tmp_path, pixels):
     colour = read_image(tmp_path / "cmyk.jpg").float().mean((1, 2))
     assert colour[0] > 200
     assert colour[1:].max() < 60
+
+
+@pytest.mark.parametrize("name", ["a.jpg", "a.png"])
+def test_decompression_bombs_are_refused_before_they_are_decoded(tmp_path, pixels, name, monkeypatch):
+    """A small file may claim an image that fills the memory."""
+    monkeypatch.setattr("detr.data.images.MAX_PIXELS", 900)
+    monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 450)
+    monkeypatch.setattr("detr.data.images.decode_jpeg", lambda *args, **options: pytest.fail("decoded"))
+    path = tmp_path / name
+    Image.fromarray(pixels).save(path)
+    with pytest.raises(ValueError, match=r"cannot read the image .*1000 pixels"):
+        read_image(path)
+
+
+@pytest.mark.parametrize("options", [{}, {"progressive": True}, {"restart_marker_rows": 1}, {"comment": b"x" * 900}])
+def test_the_size_of_a_jpeg_is_found_in_its_header(tmp_path, pixels, options):
+    path = tmp_path / "a.jpg"
+    exif = Image.Exif()
+    exif[ORIENTATION_TAG] = 6
+    Image.fromarray(pixels).save(path, exif=exif, **options)
+    encoded = np.fromfile(path, dtype=np.uint8)
+    assert _num_jpeg_pixels(encoded) == 1000
+    for length in range(len(encoded)):
+        assert _num_jpeg_pixels(encoded[:length]) in (0, 1000)
 
 
 @pytest.mark.parametrize("name", ["a.jpg", "a.png"])

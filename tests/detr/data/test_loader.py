@@ -1,4 +1,5 @@
 import random
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -7,6 +8,7 @@ from torch.utils.data import Dataset
 from torchvision.transforms import v2
 
 from detr.data import (
+    CocoDataset,
     DetectionTransform,
     EvalTransform,
     SyntheticDataset,
@@ -185,14 +187,29 @@ def test_counts_that_make_no_sense_are_refused(options):
         val_loader(augmented(), **options)
 
 
-def test_a_bad_sample_raises_with_its_own_message_from_a_worker(write_dataset, content):
-    from detr.data import CocoDataset
-
+@pytest.mark.parametrize("num_workers", [0, 2])
+@pytest.mark.parametrize("break_image", [lambda path: path.write_bytes(path.read_bytes()[:500]), Path.unlink])
+def test_a_bad_sample_raises_with_its_own_message_and_no_other(write_dataset, content, num_workers, break_image):
     annotations, images = write_dataset(content)
-    (images / "a.png").write_bytes((images / "a.png").read_bytes()[:500])
     dataset = CocoDataset(annotations, images, EvalTransform(None, None), training=False)
-    with pytest.raises(ValueError, match=f"image 7: cannot read the image {images}/a.png"):
-        contents(val_loader(dataset, num_workers=1))
+    break_image(images / "a.png")
+    with pytest.raises((ValueError, OSError)) as error:
+        contents(val_loader(dataset, num_workers=num_workers))
+    message = str(error.value)
+    assert f"{images}/a.png" in message
+    # torch would put the worker's stack trace into the message; it is kept beside it
+    assert "Traceback" not in message
+    assert "worker" not in message
+    assert "read_image" in error.value.__notes__[0]
+
+
+def test_a_fault_of_ours_in_a_worker_keeps_its_stack_trace():
+    class Broken(DrawingDataset):
+        def __getitem__(self, index):
+            raise KeyError("ours")
+
+    with pytest.raises(KeyError, match=r"(?s)Traceback.*ours"):
+        contents(val_loader(Broken(), num_workers=1))
 
 
 def test_collate_pads_at_the_bottom_and_the_right_and_rounds_up():

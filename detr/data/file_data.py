@@ -1,0 +1,163 @@
+"""Datasets on disk as the data of a run."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from detr.data.annotations import CocoAnnotations, LabelMap
+from detr.data.coco import CocoDataset
+from detr.data.detection_data import DetectionData
+from detr.data.faults import FaultyAnnotations, FaultyImages
+from detr.data.layouts import Split, SplitSource, find_coco_split, find_split
+from detr.data.sources import load_source
+from detr.data.transforms import DetectionTransform, EvalTransform
+
+
+def coco_data(
+    *,
+    root: str | Path | None,
+    train: dict[str, str | None],
+    val: dict[str, str | None],
+    label_map: LabelMap,
+    apply_exif: bool,
+    batch_size: int,
+    val_batch_size: int | None,
+    num_workers: int,
+    pad_to: int,
+    train_transforms: DetectionTransform,
+    eval_transforms: EvalTransform,
+    faulty_annotations: FaultyAnnotations = "error",
+    faulty_images: FaultyImages = "error",
+) -> DetectionData:
+    """A COCO-format dataset: under one root, or file by file.
+
+    Args:
+        root: The folder of the dataset, in one of the layouts of `find_coco_split`.
+        train: `annotations` (file) and `images` (folder) of the training split; what is None is looked for
+            under `root`.
+        val: Likewise, of the validation split.
+        label_map: See `CocoDataset`.
+        apply_exif: See `CocoDataset`.
+        batch_size: Images a batch and GPU in training.
+        val_batch_size: Images a batch and GPU in validation; None: as in training.
+        num_workers: Data worker processes a GPU.
+        pad_to: Round padded heights and widths up to a multiple of this many pixels.
+        train_transforms: Augmentation of the training images.
+        eval_transforms: Resizing of the validation images.
+        faulty_annotations: See `CocoDataset`.
+        faulty_images: See `CocoDataset`.
+    """
+    paths = {"train": train, "val": val}
+
+    def find(split: Split, *, with_images: bool) -> SplitSource:
+        file = paths[split]["annotations"]
+        if not with_images and file is not None:
+            return SplitSource("coco", Path(file).expanduser(), Path())
+        return SplitSource("coco", *find_coco_split(split, root=root, **paths[split]))
+
+    return _file_data(
+        find,
+        label_map=label_map,
+        apply_exif=apply_exif,
+        faulty_annotations=faulty_annotations,
+        faulty_images=faulty_images,
+        batch_size=batch_size,
+        val_batch_size=val_batch_size,
+        num_workers=num_workers,
+        pad_to=pad_to,
+        train_transforms=train_transforms,
+        eval_transforms=eval_transforms,
+    )
+
+
+def custom_data(
+    *,
+    root: str | Path | None,
+    train: dict[str, str | None],
+    val: dict[str, str | None],
+    apply_exif: bool,
+    faulty_annotations: FaultyAnnotations,
+    faulty_images: FaultyImages,
+    batch_size: int,
+    val_batch_size: int | None,
+    num_workers: int,
+    pad_to: int,
+    train_transforms: DetectionTransform,
+    eval_transforms: EvalTransform,
+) -> DetectionData:
+    """A dataset of one's own, in any of the layouts of `find_split`; see `coco_data` for the arguments."""
+    paths = {"train": train, "val": val}
+
+    def find(split: Split, *, with_images: bool) -> SplitSource:
+        file = paths[split]["annotations"]
+        if not with_images and file is not None:
+            return SplitSource("coco", Path(file).expanduser(), Path())
+        return find_split(split, root=root, **paths[split])
+
+    return _file_data(
+        find,
+        label_map="contiguous",
+        apply_exif=apply_exif,
+        faulty_annotations=faulty_annotations,
+        faulty_images=faulty_images,
+        batch_size=batch_size,
+        val_batch_size=val_batch_size,
+        num_workers=num_workers,
+        pad_to=pad_to,
+        train_transforms=train_transforms,
+        eval_transforms=eval_transforms,
+    )
+
+
+def _file_data(
+    find: Callable[..., SplitSource],
+    *,
+    label_map: LabelMap,
+    apply_exif: bool,
+    faulty_annotations: FaultyAnnotations,
+    faulty_images: FaultyImages,
+    batch_size: int,
+    val_batch_size: int | None,
+    num_workers: int,
+    pad_to: int,
+    train_transforms: DetectionTransform,
+    eval_transforms: EvalTransform,
+) -> DetectionData:
+    """The data whose splits `find(split, with_images=...)` finds."""
+
+    def load(split: Split, source: SplitSource, *, need_annotations: bool) -> CocoAnnotations:
+        other = None
+        if source.format == "voc":
+            # no file lists the classes of a Pascal VOC dataset: they are those of both splits
+            other = find("val" if split == "train" else "train", with_images=True)
+        return load_source(
+            source, other=other, need_annotations=need_annotations, apply_exif=apply_exif, faulty=faulty_annotations
+        )
+
+    def open_split(split: Split, transforms: DetectionTransform) -> CocoDataset:
+        source = find(split, with_images=True)
+        return CocoDataset(
+            load(split, source, need_annotations=split == "train"),
+            source.images,
+            transforms,
+            label_map=label_map,
+            training=split == "train",
+            apply_exif=apply_exif,
+            faulty_images=faulty_images,
+            num_threads=num_workers,
+        )
+
+    def open_val_ground_truth() -> dict[str, Any]:
+        return load("val", find("val", with_images=False), need_annotations=True).ground_truth()
+
+    return DetectionData(
+        open_train=lambda: open_split("train", train_transforms),
+        open_val=lambda: open_split("val", eval_transforms),
+        open_val_ground_truth=open_val_ground_truth,
+        eval_transforms=eval_transforms,
+        batch_size=batch_size,
+        val_batch_size=val_batch_size,
+        num_workers=num_workers,
+        pad_to=pad_to,
+        apply_exif=apply_exif,
+    )

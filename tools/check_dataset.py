@@ -1,0 +1,77 @@
+"""Say what is wrong with a dataset: `python tools/check_dataset.py data.root=DIR`, or
+
+    python tools/check_dataset.py data.val.annotations=FILE [data.val.images=DIR]
+
+Names every fault with its file and annotation id and what is done about it, and writes them to
+`output_dir`/report.json. Without an image folder the images are not looked at. The keys are those of
+configs/check_dataset.yaml.
+
+Exit code 0: nothing, or notes only. 1: something is dropped, guessed, repaired, missing or over a limit. 2: a file
+cannot be used.
+"""
+
+import sys
+from pathlib import Path
+
+from omegaconf import DictConfig
+
+from detr.data import SplitReport, SplitSource, check_split, find_split, format_faults, format_summary
+from detr.engine.run_folder import write_json
+from tools.launcher import hydra_tool
+
+
+@hydra_tool("check_dataset", error_code=2)
+def main(cfg: DictConfig) -> None:
+    sources = find_sources(cfg)
+    reports = {}
+    for split, (source, with_images) in sources.items():
+        other = next((each for name, (each, _) in sources.items() if name != split), None)
+        reports[split] = check_split(
+            source,
+            other=other,
+            with_images=with_images,
+            apply_exif=cfg.data.apply_exif,
+            num_queries=cfg.num_queries,
+            num_threads=cfg.num_threads,
+        )
+        print_report(split, reports[split], with_images=with_images)
+    code = max(report.exit_code for report in reports.values())
+    path = Path(cfg.report or Path(cfg.output_dir) / "report.json")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    write_json(path, {"exit_code": code, "splits": {name: report.to_dict() for name, report in reports.items()}})
+    num_faults = sum(fault.severity != "note" for report in reports.values() for fault in report.faults)
+    num_notes = sum(len(report.faults) for report in reports.values()) - num_faults
+    print(f"{path}: {num_faults} faults, {num_notes} notes, exit code {code}", flush=True)
+    sys.exit(code)
+
+
+def find_sources(cfg: DictConfig) -> dict[str, tuple[SplitSource, bool]]:
+    """The splits to check, and whether their images are known.
+
+    Raises:
+        ValueError: Nothing is given.
+    """
+    sources: dict[str, tuple[SplitSource, bool]] = {}
+    for split in ("train", "val"):
+        annotations, images = cfg.data[split].annotations, cfg.data[split].images
+        if annotations is not None and images is None and cfg.data.root is None:
+            sources[split] = (SplitSource("coco", Path(annotations).expanduser(), Path()), False)
+        elif annotations is not None or cfg.data.root is not None:
+            found = find_split(split, root=cfg.data.root, annotations=annotations, images=images)
+            sources[split] = (found, True)
+    if not sources:
+        raise ValueError("what is to be checked? Set data.root=DIR, or data.val.annotations=FILE data.val.images=DIR")
+    return sources
+
+
+def print_report(split: str, report: SplitReport, *, with_images: bool) -> None:
+    """The report of a split for people."""
+    print(f"{split}: {report.source}")
+    print(format_summary(report.summary))
+    if not with_images:
+        print("images not checked: no image folder is given")
+    print(format_faults(report.faults) or "nothing found", flush=True)
+
+
+if __name__ == "__main__":
+    main()
