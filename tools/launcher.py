@@ -19,6 +19,7 @@ from hydra.errors import HydraException, InstantiationException
 from omegaconf import DictConfig, OmegaConf
 
 from detr.distributed import DistributedContext, broadcast_object, cleanup, init_distributed, is_main
+from detr.engine.preemption import REQUEUE_EXIT_CODE, Preempted
 from detr.engine.random_state import seed_everything
 from detr.telemetry.environment import collect_environment, format_environment
 from ops import BackendUnavailable
@@ -37,7 +38,8 @@ def hydra_tool(
     """Make `main(cfg)` a command that composes `configs/<config_name>.yaml`.
 
     Unknown keys are refused with the names that exist, user errors are printed without a stack trace
-    (HYDRA_FULL_ERROR=1 shows it) and exit with `error_code`, and the process group is closed whatever happens.
+    (HYDRA_FULL_ERROR=1 shows it) and exit with `error_code`, a run that a signal stopped exits with 75 ("try again"),
+    and the process group is closed whatever happens.
     """
 
     def decorate(main: Callable[[DictConfig], None]) -> Callable[[], None]:
@@ -49,6 +51,9 @@ def hydra_tool(
                 if text is None or os.environ.get("HYDRA_FULL_ERROR") == "1":
                     raise
                 fail(text, error_code)
+            except Preempted as stop:
+                print(stop, file=sys.stderr, flush=True)
+                raise SystemExit(REQUEUE_EXIT_CODE) from None
             except KeyboardInterrupt:
                 print("interrupted; the last checkpoint is whole", file=sys.stderr, flush=True)
                 raise SystemExit(130) from None

@@ -8,12 +8,13 @@ from hydra.utils import instantiate
 from omegaconf import DictConfig
 
 from detr.distributed import is_main
+from detr.engine.interval import steps_per_epoch
 from detr.engine.optim import describe_groups
 from detr.engine.random_state import seed_everything
 from detr.engine.restore import Progress, resume
 from detr.engine.run_folder import open_run_folder, start_run_folder
 from detr.engine.state import build_train_state
-from detr.engine.trainer import RunDescription, Trainer, steps_per_epoch
+from detr.engine.trainer import RunDescription, Trainer
 from detr.engine.weights import init_from
 from detr.evaluation import CocoEvaluator, PostProcess
 from detr.telemetry.loggers import CompositeLogger, ConsoleLogger, JsonlLogger
@@ -61,7 +62,7 @@ def main(cfg: DictConfig) -> None:
     if folder.resume_from is not None:
         if cfg.init_from is not None and is_main():
             print(f"init_from={cfg.init_from} is not used: the run goes on from {folder.resume_from}")
-        progress = resume(state, folder.resume_from, class_table=data.class_table, context=context)
+        progress = resume(state, folder.resume_from, class_table=data.class_table, context=context, config=config)
 
     if is_main():
         start_run_folder(folder, config)

@@ -1,9 +1,7 @@
 """Checkpoints: tensors and plain Python only, so that `torch.load(weights_only=True)` reads them."""
 
 import json
-import os
 import pickle
-import shutil
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
@@ -12,14 +10,16 @@ from zipfile import BadZipFile
 import torch
 from torch import Tensor
 
+from detr.engine.checkpoint_files import damage_in, write_atomically
 from detr.structures import ClassTable
 
-FORMAT_VERSION = 1
+# 2 added epoch_samples
+FORMAT_VERSION = 2
 
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """All that a run is after an epoch.
+    """All that a run is after an optimizer step.
 
     Attributes:
         epoch: Epochs finished.
@@ -35,6 +35,7 @@ class Checkpoint:
         config: The resolved configuration of the run, as plain JSON.
         metrics: Of the last evaluation, by name; empty before the first.
         best: Of the best evaluation so far: {"epoch", "AP"}; empty before the first.
+        epoch_samples: Images of the epoch under way that all ranks together have trained on.
     """
 
     epoch: int
@@ -50,6 +51,7 @@ class Checkpoint:
     config: dict[str, Any]
     metrics: dict[str, Any]
     best: dict[str, Any]
+    epoch_samples: int = 0
 
     @property
     def weights(self) -> dict[str, Tensor]:
@@ -64,6 +66,15 @@ def save_checkpoint(checkpoint: Checkpoint, path: Path) -> None:
         TypeError: `preprocessing`, `config` or metrics hold something that JSON does not.
         OSError: The disk is full or the folder is not writable; `path` is left as it was.
     """
+    write_payload(checkpoint_payload(checkpoint), path)
+
+
+def checkpoint_payload(checkpoint: Checkpoint) -> dict[str, Any]:
+    """What is written of `checkpoint`: its own tensors, and plain Python.
+
+    Raises:
+        TypeError: `preprocessing`, `config` or metrics hold something that JSON does not.
+    """
     payload = {field.name: getattr(checkpoint, field.name) for field in fields(checkpoint)}
     payload["class_table"] = {
         "names": list(checkpoint.class_table.names),
@@ -72,34 +83,13 @@ def save_checkpoint(checkpoint: Checkpoint, path: Path) -> None:
     for name in ("preprocessing", "config", "metrics", "best"):
         payload[name] = json.loads(json.dumps(payload[name]))
     payload["format_version"] = FORMAT_VERSION
-    temporary = _temporary(path)
-    try:
-        with temporary.open("wb") as file:
-            torch.save(payload, file)
-            file.flush()
-            os.fsync(file.fileno())
-        temporary.replace(path)
-    finally:
-        temporary.unlink(missing_ok=True)
-    _sync_folder(path.parent)
+    return payload
 
 
-def copy_checkpoint(source: Path, target: Path) -> None:
-    """Make `target` the same file as `source`, without a moment at which `target` is half written.
-
-    A hard link where the file system has them: checkpoints are replaced, never changed.
-    """
-    temporary = _temporary(target)
-    temporary.unlink(missing_ok=True)
-    try:
-        try:
-            os.link(source, temporary)
-        except OSError:
-            shutil.copyfile(source, temporary)
-        temporary.replace(target)
-    finally:
-        temporary.unlink(missing_ok=True)
-    _sync_folder(target.parent)
+def write_payload(payload: dict[str, Any], path: Path) -> None:
+    """Write what `checkpoint_payload` made; see `save_checkpoint`."""
+    # a file object: given a path, torch.save holds other threads up for a quarter of a second
+    write_atomically(path, lambda file: torch.save(payload, file))
 
 
 def load_checkpoint(path: str | Path) -> Checkpoint:
@@ -112,13 +102,18 @@ def load_checkpoint(path: str | Path) -> Checkpoint:
     path = Path(path)
     if not path.is_file():
         raise FileNotFoundError(f"no checkpoint at {path}{_neighbours(path)}")
-    try:
-        payload = torch.load(path, map_location="cpu", weights_only=True)
-    except (RuntimeError, OSError, EOFError, BadZipFile, pickle.UnpicklingError, ValueError) as error:
+    damage = damage_in(path)
+    payload = None
+    if damage is None:
+        try:
+            payload = torch.load(path, map_location="cpu", weights_only=True)
+        except (RuntimeError, OSError, EOFError, BadZipFile, pickle.UnpicklingError, ValueError) as error:
+            damage = type(error).__name__
+    if damage is not None:
         raise ValueError(
-            f"{path} cannot be read as a checkpoint; it is damaged, cut short or not ours "
-            f"({type(error).__name__}). Give a last.pt or best.pt that tools/train.py wrote"
-        ) from error
+            f"{path} cannot be read as a checkpoint; it is damaged, cut short or not ours ({damage}). Give a last.pt "
+            "or best.pt that tools/train.py wrote"
+        )
     if not isinstance(payload, dict) or "format_version" not in payload:
         found = ", ".join(sorted(map(str, payload))[:6]) if isinstance(payload, dict) else type(payload).__name__
         raise ValueError(
@@ -130,22 +125,12 @@ def load_checkpoint(path: str | Path) -> Checkpoint:
         raise ValueError(
             f"{path} has checkpoint format {version}; this version reads up to {FORMAT_VERSION}. Update deformable-detr"
         )
-    table = payload.pop("class_table")
-    class_table = ClassTable(tuple(table["names"]), tuple(table["category_ids"]))
-    return Checkpoint(class_table=class_table, **payload)
-
-
-def _temporary(path: Path) -> Path:
-    return path.with_name(f".{path.name}.tmp")
-
-
-def _sync_folder(folder: Path) -> None:
-    """Make a rename survive a power cut."""
-    descriptor = os.open(folder, os.O_RDONLY)
     try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
+        table = payload.pop("class_table")
+        class_table = ClassTable(tuple(table["names"]), tuple(table["category_ids"]))
+        return Checkpoint(class_table=class_table, **payload)
+    except (KeyError, TypeError) as error:
+        raise ValueError(f"{path} lacks a part of a checkpoint, or has one too many ({error})") from error
 
 
 def _neighbours(path: Path) -> str:

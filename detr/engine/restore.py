@@ -1,6 +1,7 @@
 """A checkpoint back into a training run."""
 
 import logging
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -8,6 +9,7 @@ from typing import Any
 from detr.distributed import DistributedContext
 from detr.engine.checkpoint import Checkpoint, load_checkpoint
 from detr.engine.random_state import restore_random_state
+from detr.engine.run_folder import config_differences
 from detr.engine.state import TrainState
 from detr.engine.weights import load_weights
 from detr.structures import ClassTable
@@ -24,24 +26,35 @@ class Progress:
         global_step: Optimizer steps made.
         metrics: Of the last evaluation, by name; empty before the first.
         best: Of the best evaluation: {"epoch", "AP"}; empty before the first.
+        epoch_samples: Images of the epoch under way that all ranks together have trained on.
     """
 
     epoch: int = 0
     global_step: int = 0
     metrics: dict[str, Any] = field(default_factory=dict)
     best: dict[str, Any] = field(default_factory=dict)
+    epoch_samples: int = 0
 
 
-def resume(state: TrainState, path: Path, *, class_table: ClassTable, context: DistributedContext) -> Progress:
+def resume(
+    state: TrainState,
+    path: Path,
+    *,
+    class_table: ClassTable,
+    context: DistributedContext,
+    config: Mapping[str, Any] | None = None,
+) -> Progress:
     """Go on from a checkpoint, exactly as if the run had not stopped, if the ranks are as many.
 
-    Where this run is configured otherwise than the saved one, its own settings count.
+    Where this run is configured otherwise than the saved one, its own settings count, and what differs is said.
+    With other ranks each image of the epoch is still seen once.
 
     Args:
         state: Freshly built; receives what the checkpoint holds, and the process its random streams.
         path: The checkpoint.
         class_table: Of the dataset.
         context: Ranks and device.
+        config: Of this run, to be compared with the saved one.
 
     Raises:
         FileNotFoundError: There is no such file.
@@ -53,13 +66,42 @@ def resume(state: TrainState, path: Path, *, class_table: ClassTable, context: D
     num_saved_ranks = len(checkpoint.random_states)
     if num_saved_ranks == context.world_size:
         restore_random_state(checkpoint.random_states[context.rank], state.device)
-    else:
-        _logger.warning(
-            "resuming on %d ranks what %d ranks trained: batches and dropout differ from an unbroken run",
-            context.world_size,
-            num_saved_ranks,
-        )
-    return Progress(checkpoint.epoch, checkpoint.global_step, checkpoint.metrics, checkpoint.best)
+    if context.rank == 0:
+        differences = [] if config is None else config_differences(checkpoint.config, config)
+        _say_what_changes(state, checkpoint, context, differences)
+    return Progress(
+        checkpoint.epoch, checkpoint.global_step, checkpoint.metrics, checkpoint.best, checkpoint.epoch_samples
+    )
+
+
+def _say_what_changes(
+    state: TrainState, checkpoint: Checkpoint, context: DistributedContext, differences: list[str]
+) -> None:
+    """Say where the run goes on, and what an unbroken one would have done otherwise."""
+    within = (
+        f", {checkpoint.epoch_samples} images into epoch {checkpoint.epoch + 1}" if checkpoint.epoch_samples else ""
+    )
+    _logger.info("resuming after step %d (%d epochs done%s)", checkpoint.global_step, checkpoint.epoch, within)
+    if differences:
+        _logger.warning("the settings have changed, and the new ones count:\n  %s", "\n  ".join(differences))
+    num_saved_ranks = len(checkpoint.random_states)
+    if num_saved_ranks == context.world_size:
+        return
+    saved_pace, pace = checkpoint.schedule["steps_per_epoch"], state.schedule.steps_per_epoch
+    saved_lr, lr = checkpoint.optimizer["param_groups"][0]["lr"], state.optimizer.param_groups[0]["lr"]
+    _logger.warning(
+        "resuming on %d ranks what %d ranks trained. Each image of the epoch is still seen once, with the same "
+        "augmentation. What differs from an unbroken run: images a step are %.3g times as many, steps an epoch %d "
+        "instead of %d, the learning rate %.3g instead of %.3g (it follows the batch unless optimizer.scale_lr=false), "
+        "and dropout draws other numbers",
+        context.world_size,
+        num_saved_ranks,
+        context.world_size / num_saved_ranks,
+        pace,
+        saved_pace,
+        lr,
+        saved_lr,
+    )
 
 
 def restore(state: TrainState, checkpoint: Checkpoint, *, source: str) -> None:

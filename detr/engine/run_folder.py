@@ -8,6 +8,8 @@ from typing import Any
 
 from omegaconf import OmegaConf
 
+from detr.engine.checkpoint import load_checkpoint
+from detr.engine.checkpoint_files import newest_readable
 from detr.telemetry.environment import collect_environment
 
 LAST = "last.pt"
@@ -31,6 +33,8 @@ HARMLESS_KEYS = (
     "logger",
     "data.num_workers",
     "trainer.log_every",
+    "trainer.save_every",
+    "trainer.save_every_steps",
     "trainer.keep_last",
     "trainer.profile_steps",
 )
@@ -51,7 +55,7 @@ class RunFolder:
     @property
     def is_new(self) -> bool:
         """Whether nothing of this run is in the folder yet."""
-        return self.resume_from is None or self.resume_from.resolve() != self.last.resolve()
+        return self.resume_from is None or self.resume_from.parent.resolve() != self.path.resolve()
 
     @property
     def last(self) -> Path:
@@ -60,6 +64,14 @@ class RunFolder:
     @property
     def best(self) -> Path:
         return self.path / BEST
+
+    def step_checkpoint(self, step: int) -> Path:
+        """The checkpoint of an optimizer step."""
+        return self.path / f"step_{step:08d}.pt"
+
+    def step_checkpoints(self) -> list[Path]:
+        """The checkpoints by step that there are, newest first."""
+        return _step_checkpoints(self.path)
 
     @property
     def metrics(self) -> Path:
@@ -78,25 +90,26 @@ def open_run_folder(output_dir: str | Path, config: Mapping[str, Any], *, resume
     Args:
         output_dir: Need not exist.
         config: The resolved configuration, plain Python.
-        resume: "auto" goes on from last.pt if the folder holds one of the same configuration; "never" wants a
-            folder without a run; a path goes on from that checkpoint, whatever its configuration.
+        resume: "auto" goes on from the newest checkpoint that is not damaged if the folder holds a run of the same
+            configuration; "never" wants a folder without a run; a path goes on from that checkpoint, whatever its
+            configuration. The same command given again, path and all, goes on in its own folder.
 
     Raises:
         ValueError: The folder holds another run, whose differing keys are named, or a run when
-            `resume=never`.
+            `resume=never`, or only damaged checkpoints.
         FileNotFoundError: `resume` is a path without a file.
     """
     path = Path(output_dir)
     if path.exists() and not path.is_dir():
         raise ValueError(f"output_dir={path} is a file; give a folder")
     results = _results_in(path)
-    if resume not in ("auto", "never"):
-        checkpoint = Path(resume)
-        if not checkpoint.is_file():
+    if resume not in ("auto", "never") and not (results and _began_with(path, config, resume)):
+        checkpoint: Path | None = Path(resume)
+        if not Path(resume).is_file():
             raise FileNotFoundError(
                 f"resume={resume}: no such checkpoint; give a last.pt, or resume=auto or resume=never"
             )
-        if results and checkpoint.resolve() != (path / LAST).resolve():
+        if results and Path(resume).resolve() != (path / LAST).resolve():
             raise ValueError(
                 f"resume={resume} would go on in {path}, which holds a run of its own ({', '.join(results)}); "
                 f"resume from {path / LAST}, or give another name="
@@ -110,7 +123,7 @@ def open_run_folder(output_dir: str | Path, config: Mapping[str, Any], *, resume
                 "resume=auto to go on with it"
             )
         _require_same_run(path, config)
-        checkpoint = path / LAST if (path / LAST).is_file() else None
+        checkpoint = newest_readable(_checkpoints_in(path), load_checkpoint)
     return RunFolder(path, checkpoint)
 
 
@@ -165,13 +178,12 @@ def config_differences(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[s
 
 def _require_same_run(path: Path, config: Mapping[str, Any]) -> None:
     results = ", ".join(_results_in(path))
-    if not (path / CONFIG).is_file():
+    stored = _stored_config(path)
+    if stored is None:
         raise ValueError(
             f"{path} holds results ({results}) but no {CONFIG}, so it cannot be told whose they are; give another name="
         )
-    stored = OmegaConf.to_container(OmegaConf.load(path / CONFIG))
-    assert isinstance(stored, dict)
-    differences = config_differences({str(key): value for key, value in stored.items()}, config)
+    differences = config_differences(stored, config)
     if differences:
         shown = "\n".join(f"  {line}" for line in differences[:15])
         more = f"\n  and {len(differences) - 15} more" if len(differences) > 15 else ""
@@ -181,9 +193,32 @@ def _require_same_run(path: Path, config: Mapping[str, Any]) -> None:
         )
 
 
+def _stored_config(path: Path) -> dict[str, Any] | None:
+    if not (path / CONFIG).is_file():
+        return None
+    stored = OmegaConf.to_container(OmegaConf.load(path / CONFIG))
+    assert isinstance(stored, dict)
+    return {str(key): value for key, value in stored.items()}
+
+
+def _began_with(path: Path, config: Mapping[str, Any], resume: str) -> bool:
+    """Whether the run in `path` is this very command, which began with the checkpoint `resume` of another folder."""
+    stored = _stored_config(path)
+    return stored is not None and stored.get("resume") == resume and not config_differences(stored, config)
+
+
+def _checkpoints_in(path: Path) -> list[Path]:
+    """What a run can go on from, newest first."""
+    return [file for file in (path / LAST, *_step_checkpoints(path), path / BEST) if file.is_file()]
+
+
 def _results_in(path: Path) -> list[str]:
     found = [name for name in _RESULTS if (path / name).exists()]
-    return found + sorted(file.name for file in path.glob("epoch_*.pt"))
+    return found + sorted(file.name for file in _step_checkpoints(path))
+
+
+def _step_checkpoints(path: Path) -> list[Path]:
+    return sorted(path.glob("step_*.pt"), reverse=True)
 
 
 def _is_harmless(key: str) -> bool:

@@ -112,6 +112,11 @@ class LRSchedule:
         self.num_steps += 1
         self._apply()
 
+    def seek(self, epoch: int, steps_left: int) -> None:
+        """Go to where `steps_left` steps of epoch `epoch` (from 0) remain: nothing, unless the pace has changed."""
+        self.num_steps = (epoch + 1) * self.steps_per_epoch - steps_left
+        self._apply()
+
     def state_dict(self) -> dict[str, Any]:
         return {"num_steps": self.num_steps, "steps_per_epoch": self.steps_per_epoch}
 

@@ -13,6 +13,7 @@ from detr.distributed import all_reduce_sum, world_size
 from detr.engine.state import TrainState
 from detr.losses import LossOutput
 from detr.structures import Batch
+from detr.telemetry.host_copy import HostCopy
 from detr.telemetry.timer import PhaseTimer
 
 
@@ -28,6 +29,8 @@ class StepResult:
         skipped: 1.0 if the gradients were not finite, so that weights and optimizer stayed as they were.
         lr: Rate of the main parameter group in this step.
         num_images: Images of this rank.
+        num_stop_requests: Ranks that passed `stop_requested`, the same on every rank; reading it does not wait for
+            the step.
     """
 
     loss: Tensor
@@ -37,9 +40,12 @@ class StepResult:
     skipped: Tensor
     lr: float
     num_images: int
+    num_stop_requests: HostCopy
 
 
-def train_step(state: TrainState, window: Sequence[Batch], timer: PhaseTimer | None = None) -> StepResult:
+def train_step(
+    state: TrainState, window: Sequence[Batch], timer: PhaseTimer | None = None, *, stop_requested: bool = False
+) -> StepResult:
     """Forward and backward over the batches of `window`, then one update of the weights.
 
     Every loss is divided by the box count of the whole window over all ranks, so a window of batches, or
@@ -51,6 +57,7 @@ def train_step(state: TrainState, window: Sequence[Batch], timer: PhaseTimer | N
     Args:
         window: One batch, or the micro batches to accumulate, on the CPU; the same number on every rank.
         timer: Gets the spans h2d, forward, loss, backward and optimizer; None times nothing.
+        stop_requested: What this rank tells the others, who may have to stop together.
 
     Raises:
         ValueError: `window` is empty.
@@ -58,7 +65,7 @@ def train_step(state: TrainState, window: Sequence[Batch], timer: PhaseTimer | N
     if not window:
         raise ValueError("train_step needs at least one batch; got an empty window")
     timer = timer or PhaseTimer(state.device, enabled=False)
-    num_boxes = _boxes_per_rank(window, state.device)
+    num_boxes, num_stop_requests = _sums_over_ranks(window, stop_requested, state.device)
     state.optimizer.zero_grad(set_to_none=True)
     losses = []
     for index, batch in enumerate(window):
@@ -79,15 +86,21 @@ def train_step(state: TrainState, window: Sequence[Batch], timer: PhaseTimer | N
         skipped=skipped,
         lr=lr,
         num_images=sum(len(batch) for batch in window),
+        num_stop_requests=num_stop_requests,
     )
 
 
-def _boxes_per_rank(window: Sequence[Batch], device: torch.device) -> Tensor:
-    """Boxes of the window over all ranks, divided by their number, at least 1: () float32."""
+def _sums_over_ranks(window: Sequence[Batch], stop_requested: bool, device: torch.device) -> tuple[Tensor, HostCopy]:
+    """Boxes of the window over all ranks, divided by their number, at least 1: () float32; and the stop requests.
+
+    Both in one collective. The copy to the host starts before the step's own work, so it is there at its end.
+    """
     num_boxes = sum(len(target.labels) for batch in window for target in batch.targets)
-    # filled on the device: a tensor made from a host number by copying would stall the GPU
-    count = torch.full((), float(num_boxes), device=device)
-    return (all_reduce_sum(count) / world_size()).clamp(min=1)
+    # filled on the device: a tensor made from host numbers by copying would stall the GPU
+    sums = torch.full((2,), float(num_boxes), device=device)
+    sums[1:].fill_(float(stop_requested))
+    sums = all_reduce_sum(sums)
+    return (sums[0] / world_size()).clamp(min=1), HostCopy(sums[1])
 
 
 def _gradient_sync(model: nn.Module, *, is_last: bool) -> AbstractContextManager[None]:

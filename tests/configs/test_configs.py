@@ -14,7 +14,7 @@ from detr.data import DetectionData, SyntheticDataset, flip_and_resize
 from detr.engine.optim import parameter_groups
 from detr.engine.precision import Precision
 from detr.engine.schedule import Cosine, StepDecay
-from detr.engine.trainer import TrainerSettings
+from detr.engine.settings import TrainerSettings
 from detr.losses import SetCriterion
 from detr.models import DeformableDETR
 from tools.launcher import CONFIG_DIR, check_overrides

@@ -9,17 +9,21 @@ import torch
 
 from detr.data import DetectionData, EvalTransform, flip_and_resize, synthetic_data
 from detr.distributed import DistributedContext
+from detr.engine.checkpoint import Checkpoint
+from detr.engine.interval import steps_per_epoch
 from detr.engine.optim import build_adamw
 from detr.engine.precision import Precision
+from detr.engine.random_state import random_state
 from detr.engine.restore import Progress, resume
 from detr.engine.run_folder import open_run_folder, start_run_folder
 from detr.engine.schedule import LRCurve, StepDecay
+from detr.engine.settings import TrainerSettings
 from detr.engine.state import TrainState, build_train_state
-from detr.engine.trainer import RunDescription, Trainer, TrainerSettings, steps_per_epoch
+from detr.engine.trainer import RunDescription, Trainer
 from detr.evaluation import CocoEvaluator, PostProcess
 from detr.losses import HungarianMatcher, SetCriterion
 from detr.models import Backbone, DeformableDETR, deformable_detr
-from detr.structures import Batch, ImageBatch, Target
+from detr.structures import Batch, ClassTable, ImageBatch, Target
 from detr.telemetry.loggers import JsonlLogger, Logger
 
 NUM_CLASSES = 3
@@ -166,6 +170,17 @@ def one_thread() -> None:
     torch.set_num_threads(1)
 
 
+@pytest.fixture
+def plots() -> None:
+    """Asks for the pictures of a run, which cost a second an evaluation."""
+
+
+@pytest.fixture(autouse=True)
+def _no_plots(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    if "plots" not in request.fixturenames:
+        monkeypatch.setattr("detr.engine.trainer.plot_curves", lambda metrics_log, folder: None)
+
+
 @pytest.fixture(scope="session")
 def detector() -> Callable[..., DeformableDETR]:
     return make_detector
@@ -194,3 +209,23 @@ def data() -> Callable[..., DetectionData]:
 @pytest.fixture(scope="session")
 def trainer() -> Callable[..., Trainer]:
     return make_trainer
+
+
+@pytest.fixture
+def checkpoint() -> Checkpoint:
+    """A small one, after step 12 and epoch 3."""
+    return Checkpoint(
+        epoch=3,
+        global_step=12,
+        model={"weight": torch.arange(3.0)},
+        optimizer={"state": {}, "param_groups": [{"params": [0], "lr": 0.1}]},
+        schedule={"num_steps": 12, "steps_per_epoch": 4},
+        scaler={},
+        ema=None,
+        random_states=[random_state(torch.device("cpu"))],
+        class_table=ClassTable(("cat", "犬"), (7, 90)),
+        preprocessing={"resize": {"size": [64, 64], "max_size": None}},
+        config={"seed": 1, "nested": {"list": [1, 2.5, None, True]}},
+        metrics={"AP": 0.5, "per_class": {"cat": None}},
+        best={"epoch": 2, "AP": 0.5},
+    )

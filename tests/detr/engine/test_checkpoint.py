@@ -8,28 +8,9 @@ import pytest
 import torch
 
 from detr.engine import checkpoint as module
-from detr.engine.checkpoint import Checkpoint, copy_checkpoint, load_checkpoint, save_checkpoint
+from detr.engine.checkpoint import Checkpoint, load_checkpoint, save_checkpoint
+from detr.engine.checkpoint_files import copy_file
 from detr.engine.random_state import random_state, restore_random_state, seed_everything
-from detr.structures import ClassTable
-
-
-@pytest.fixture
-def checkpoint() -> Checkpoint:
-    return Checkpoint(
-        epoch=3,
-        global_step=12,
-        model={"weight": torch.arange(3.0)},
-        optimizer={"state": {}, "param_groups": [{"params": [0], "lr": 0.1}]},
-        schedule={"num_steps": 12, "steps_per_epoch": 4},
-        scaler={},
-        ema=None,
-        random_states=[random_state(torch.device("cpu"))],
-        class_table=ClassTable(("cat", "犬"), (7, 90)),
-        preprocessing={"resize": {"size": [64, 64], "max_size": None}},
-        config={"seed": 1, "nested": {"list": [1, 2.5, None, True]}},
-        metrics={"AP": 0.5, "per_class": {"cat": None}},
-        best={"epoch": 2, "AP": 0.5},
-    )
 
 
 def test_round_trip_without_pickle(checkpoint: Checkpoint, tmp_path: Path):
@@ -102,10 +83,10 @@ def test_copy_replaces_the_target(
         monkeypatch.setattr(os, "link", refuse)
     last, best = tmp_path / "last.pt", tmp_path / "best.pt"
     save_checkpoint(checkpoint, last)
-    copy_checkpoint(last, best)
+    copy_file(last, best)
     save_checkpoint(replace(checkpoint, epoch=4), last)
     assert (load_checkpoint(best).epoch, load_checkpoint(last).epoch) == (3, 4)
-    copy_checkpoint(last, best)
+    copy_file(last, best)
     assert load_checkpoint(best).epoch == 4
     assert sorted(file.name for file in tmp_path.iterdir()) == ["best.pt", "last.pt"]
 

@@ -1,7 +1,10 @@
+from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from detr.engine.checkpoint import Checkpoint, save_checkpoint
 from detr.engine.run_folder import (
     RunFolder,
     config_differences,
@@ -14,9 +17,15 @@ from detr.engine.run_folder import (
 CONFIG = {"name": "a", "seed": 1, "device": "cpu", "model": {"num_queries": 10, "layers": [1, 2]}}
 
 
-def make_run(path: Path, config: dict[str, object] = CONFIG) -> None:
-    write_config(path, config)
-    (path / "last.pt").touch()
+@pytest.fixture
+def make_run(checkpoint: Checkpoint) -> Callable[..., None]:
+    """Leaves what a run leaves."""
+
+    def make(path: Path, config: dict[str, object] = CONFIG) -> None:
+        write_config(path, config)
+        save_checkpoint(checkpoint, path / "last.pt")
+
+    return make
 
 
 def test_a_new_folder_starts_a_run_and_is_not_made_before(tmp_path: Path):
@@ -28,20 +37,20 @@ def test_a_new_folder_starts_a_run_and_is_not_made_before(tmp_path: Path):
     assert (folder.path / "environment.json").is_file()
 
 
-def test_the_same_run_goes_on(tmp_path: Path):
+def test_the_same_run_goes_on(make_run: Callable[..., None], tmp_path: Path):
     make_run(tmp_path)
     folder = open_run_folder(tmp_path, CONFIG, resume="auto")
     assert folder.resume_from == tmp_path / "last.pt"
     assert not folder.is_new
 
 
-def test_harmless_keys_may_differ(tmp_path: Path):
+def test_harmless_keys_may_differ(make_run: Callable[..., None], tmp_path: Path):
     make_run(tmp_path)
     other = CONFIG | {"name": "b", "device": "cuda", "resume": "auto", "logger": {"wandb": {"mode": "offline"}}}
     assert open_run_folder(tmp_path, other, resume="auto").resume_from is not None
 
 
-def test_a_different_run_is_refused_with_its_keys(tmp_path: Path):
+def test_a_different_run_is_refused_with_its_keys(make_run: Callable[..., None], tmp_path: Path):
     make_run(tmp_path)
     other = CONFIG | {"seed": 2, "model": {"num_queries": 20, "layers": [1, 2]}}
     with pytest.raises(ValueError, match="different run") as error:
@@ -57,14 +66,14 @@ def test_a_start_that_left_no_checkpoint_is_no_run(tmp_path: Path):
     assert open_run_folder(tmp_path, CONFIG | {"seed": 2}, resume="auto").resume_from is None
 
 
-def test_resume_never_refuses_any_run(tmp_path: Path):
+def test_resume_never_refuses_any_run(make_run: Callable[..., None], tmp_path: Path):
     assert open_run_folder(tmp_path, CONFIG, resume="never").resume_from is None
     make_run(tmp_path)
     with pytest.raises(ValueError, match="resume=never"):
         open_run_folder(tmp_path, CONFIG, resume="never")
 
 
-def test_resume_from_a_path(tmp_path: Path):
+def test_resume_from_a_path(make_run: Callable[..., None], tmp_path: Path):
     make_run(tmp_path / "old")
     last = tmp_path / "old" / "last.pt"
     changed = CONFIG | {"seed": 9}
@@ -74,11 +83,44 @@ def test_resume_from_a_path(tmp_path: Path):
     with pytest.raises(ValueError, match="holds a run of its own"):
         open_run_folder(tmp_path / "other", changed, resume=str(last))
     # an older checkpoint of the same folder would overwrite what came after it
-    (tmp_path / "old" / "epoch_0001.pt").touch()
+    (tmp_path / "old" / "step_00000001.pt").touch()
     with pytest.raises(ValueError, match="holds a run of its own"):
-        open_run_folder(tmp_path / "old", changed, resume=str(tmp_path / "old" / "epoch_0001.pt"))
+        open_run_folder(tmp_path / "old", changed, resume=str(tmp_path / "old" / "step_00000001.pt"))
     with pytest.raises(FileNotFoundError, match="resume=atuo"):
         open_run_folder(tmp_path / "new", CONFIG, resume="atuo")
+
+
+def test_the_same_command_that_began_from_a_path_goes_on(make_run: Callable[..., None], tmp_path: Path):
+    # what a scheduler or torchrun does when it starts a run again
+    make_run(tmp_path / "old")
+    start = str(tmp_path / "old" / "last.pt")
+    command = CONFIG | {"resume": start, "seed": 9}
+    assert open_run_folder(tmp_path / "new", command, resume=start).is_new
+    make_run(tmp_path / "new", command)
+    again = open_run_folder(tmp_path / "new", command, resume=start)
+    assert again.resume_from == tmp_path / "new" / "last.pt"
+    assert not again.is_new
+    with pytest.raises(ValueError, match="holds a run of its own"):
+        open_run_folder(tmp_path / "new", command | {"seed": 10}, resume=start)
+
+
+def test_the_newest_checkpoint_that_is_whole_is_found(
+    checkpoint: Checkpoint, tmp_path: Path, caplog: pytest.LogCaptureFixture
+):
+    write_config(tmp_path, CONFIG)
+    names = ["best.pt", "step_00000004.pt", "step_00000008.pt", "last.pt"]
+    for number, name in enumerate(names):
+        save_checkpoint(replace(checkpoint, global_step=4 * number), tmp_path / name)
+    while names:
+        newest = tmp_path / names.pop()
+        caplog.clear()
+        assert open_run_folder(tmp_path, CONFIG, resume="auto").resume_from == newest
+
+        assert len(caplog.records) == 3 - len(names)
+        assert all(f"the run goes on from {newest.name}" in record.message for record in caplog.records)
+        newest.write_bytes(newest.read_bytes()[:-100])
+    with pytest.raises(ValueError, match=r"(?s)no checkpoint is readable.*last\.pt.*best\.pt.*another name="):
+        open_run_folder(tmp_path, CONFIG, resume="auto")
 
 
 def test_results_of_unknown_origin_are_left_alone(tmp_path: Path):
@@ -111,7 +153,7 @@ def test_differences_see_added_removed_and_empty_keys():
     ]
 
 
-def test_what_yaml_reads_back_is_what_was_written(tmp_path: Path):
+def test_what_yaml_reads_back_is_what_was_written(make_run: Callable[..., None], tmp_path: Path):
     # 1e-4 without a point is a string to some YAML readers
     config = CONFIG | {"lr": 1e-4, "tiny": 1e-08, "text": "1e-4", "no": "off", "none": None}
     make_run(tmp_path, config)

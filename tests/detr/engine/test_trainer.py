@@ -7,7 +7,8 @@ import pytest
 import torch
 
 from detr.engine.checkpoint import load_checkpoint
-from detr.engine.trainer import TrainerSettings, steps_per_epoch, windows
+from detr.engine.interval import steps_per_epoch, windows
+from detr.engine.settings import TrainerSettings
 from detr.telemetry.loggers import CompositeLogger, JsonlLogger, read_metrics
 
 
@@ -65,7 +66,7 @@ def test_two_and_two_epochs_equal_four_bit_for_bit(trainer: Callable[..., Any], 
     assert steps[0] == steps[1] == list(range(1, 9))
 
 
-def test_the_run_folder_holds_what_a_run_leaves(trainer: Callable[..., Any], tmp_path: Path):
+def test_the_run_folder_holds_what_a_run_leaves(plots: None, trainer: Callable[..., Any], tmp_path: Path):
     metrics = trainer(tmp_path, epochs=2, keep_last=2).fit()
     names = {path.name for path in tmp_path.iterdir()}
     assert names == {
@@ -73,12 +74,12 @@ def test_the_run_folder_holds_what_a_run_leaves(trainer: Callable[..., Any], tmp
         "best.pt",
         "config.yaml",
         "environment.json",
-        "epoch_0001.pt",
-        "epoch_0002.pt",
         "last.pt",
         "loss.png",
         "metrics.json",
         "metrics.jsonl",
+        "step_00000002.pt",
+        "step_00000004.pt",
     }
     written = json.loads((tmp_path / "metrics.json").read_text())
     assert written == metrics
@@ -101,9 +102,8 @@ def test_cadences(trainer: Callable[..., Any], tmp_path: Path):
     trainer(tmp_path, epochs=5, eval_every=2, save_every=100, keep_last=2).fit()
     rows = read_metrics(tmp_path / "metrics.jsonl")
     assert [row["epoch"] for row in rows if "val/AP" in row] == [2, 4, 5]
-    kept = sorted(path.name for path in tmp_path.glob("epoch_*.pt"))
-    assert kept[-1] == "epoch_0005.pt"
-    assert len(kept) <= 2
+    # two steps an epoch
+    assert sorted(path.name for path in tmp_path.glob("step_*.pt")) == ["step_00000008.pt", "step_00000010.pt"]
 
 
 def test_a_finished_run_is_left_as_it_is(trainer: Callable[..., Any], tmp_path: Path):
@@ -185,7 +185,9 @@ def test_every_epoch_has_an_order_of_its_own(
     run = trainer(tmp_path / "run", epochs=3)
     epochs = []
     set_epoch = run.train_loader.set_epoch
-    monkeypatch.setattr(run.train_loader, "set_epoch", lambda epoch: epochs.append(epoch) or set_epoch(epoch))
+    monkeypatch.setattr(
+        run.train_loader, "set_epoch", lambda epoch, start: epochs.append(epoch) or set_epoch(epoch, start=start)
+    )
     run.fit()
     assert epochs == [0, 1, 2]
 
@@ -227,7 +229,7 @@ def test_a_run_killed_while_saving_its_best_ends_with_a_best(
         raise Interrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr("detr.engine.trainer.copy_checkpoint", die)
+        patch.setattr("detr.engine.checkpoint_writer.copy_file", die)
         with pytest.raises(Interrupt):
             trainer(tmp_path / "run", epochs=1).fit()
     trainer(tmp_path / "run", epochs=1).fit()

@@ -1,0 +1,50 @@
+"""How a run is driven."""
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class TrainerSettings:
+    """How a run is driven.
+
+    Attributes:
+        clip: Global L2 norm the gradients are clipped to; None does not clip.
+        accumulate: Batches an optimizer step.
+        ema_decay: Of the averaged copy, which then is what is evaluated; None keeps none.
+        log_every: Optimizer steps between two logs.
+        eval_every: Epochs between two evaluations; the last epoch is always evaluated.
+        save_every: Epochs between two checkpoints; the last and a best epoch are always saved.
+        save_every_steps: Optimizer steps between two checkpoints within an epoch; None saves at epochs only.
+        keep_last: Checkpoints to keep beside best.pt, the newest (last.pt) included; if one is damaged, the run goes
+            on from the one before.
+        compile: Run the backbone, the neck and every layer compiled.
+        profile_steps: Steps to profile after a warm-up, into the run folder; 0 profiles none. See `StepProfiler`.
+
+    Raises:
+        ValueError: A value is out of range.
+    """
+
+    clip: float | None = 0.1
+    accumulate: int = 1
+    ema_decay: float | None = None
+    log_every: int = 50
+    eval_every: int = 1
+    save_every: int = 1
+    save_every_steps: int | None = 1000
+    keep_last: int = 2
+    compile: bool = False
+    profile_steps: int = 0
+
+    def __post_init__(self) -> None:
+        for name in ("accumulate", "log_every", "eval_every", "save_every", "keep_last"):
+            if not isinstance(getattr(self, name), int) or getattr(self, name) < 1:
+                raise ValueError(f"trainer.{name} must be at least 1, a whole number; got {getattr(self, name)}")
+        if self.save_every_steps is not None and self.save_every_steps < 1:
+            raise ValueError(
+                f"trainer.save_every_steps must be at least 1, or null for epochs only; got {self.save_every_steps}"
+            )
+        if not isinstance(self.profile_steps, int) or self.profile_steps < 0:
+            raise ValueError(f"trainer.profile_steps must be a whole number, 0 for none; got {self.profile_steps}")
+        # the negation also refuses NaN
+        if self.clip is not None and not self.clip > 0:
+            raise ValueError(f"trainer.clip must be positive, or null for no clipping; got {self.clip}")
