@@ -175,6 +175,43 @@ class Comparison:
         return f"{self.name}: error {self.error:.2e}, yardstick {self.yardstick:.2e} ({verdict})"
 
 
+@dataclass(frozen=True)
+class Expectation:
+    """What the results of a problem are held against.
+
+    Attributes:
+        output, gradients: Of the reference in float64.
+        rounded_output, rounded: The yardsticks, still to be rounded to each result's dtype.
+    """
+
+    output: Tensor
+    gradients: Gradients
+    rounded_output: Tensor
+    rounded: Gradients
+
+    def compare(self, output: Tensor | None, gradients: Gradients) -> list[Comparison]:
+        """Every result of a kernel against the rule; those that are None are left out."""
+        comparisons = []
+        if output is not None:
+            rounded = self.rounded_output.to(output.dtype)
+            comparisons.append(_compare("output", output, self.output, rounded, OUTPUT_FACTOR))
+        for name, given, right, yardstick in zip(
+            Gradients._fields, gradients, self.gradients, self.rounded, strict=True
+        ):
+            if given is not None and right is not None and yardstick is not None:
+                comparisons.append(_compare(f"grad {name}", given, right, yardstick.to(given.dtype), GRADIENT_FACTOR))
+        return comparisons
+
+
+def expectation(problem: Problem, grad_output: Tensor, accumulator: Accumulator = "float32") -> Expectation:
+    """Exact results and yardsticks of a problem, for any number of kernels to be compared with."""
+    exact_output, exact = run_reference(problem, grad_output, torch.float64)
+    rounded_output, rounded = run_reference(problem, grad_output, torch.float32)
+    if accumulator == "native" and problem.value.dtype != torch.float32:
+        rounded = rounded._replace(value=native_value_gradient(problem, grad_output))
+    return Expectation(exact_output, exact, rounded_output, rounded)
+
+
 def compare(
     problem: Problem,
     grad_output: Tensor,
@@ -183,16 +220,7 @@ def compare(
     accumulator: Accumulator = "float32",
 ) -> list[Comparison]:
     """Every result of a kernel against the rule; gradients that are None are left out."""
-    exact_output, exact = run_reference(problem, grad_output, torch.float64)
-    rounded_output, rounded = run_reference(problem, grad_output, torch.float32)
-    comparisons = [_compare("output", output, exact_output, rounded_output.to(output.dtype), OUTPUT_FACTOR)]
-    for name, given, right, yardstick in zip(Gradients._fields, gradients, exact, rounded, strict=True):
-        if given is None or right is None or yardstick is None:
-            continue
-        if name == "value" and accumulator == "native" and given.dtype != torch.float32:
-            yardstick = native_value_gradient(problem, grad_output)
-        comparisons.append(_compare(f"grad {name}", given, right, yardstick.to(given.dtype), GRADIENT_FACTOR))
-    return comparisons
+    return expectation(problem, grad_output, accumulator).compare(output, gradients)
 
 
 def error_ratio(given: Tensor, right: Tensor) -> float:

@@ -64,6 +64,26 @@ def make_inputs(case: OpCase, dtype: torch.dtype, device: torch.device, *, seed:
     return Problem(value, ENCODER_SHAPES, locations.contiguous(), weights), grad_output
 
 
+def make_fused_inputs(case: OpCase, dtype: torch.dtype, device: torch.device, *, seed: int) -> tuple[Problem, Tensor]:
+    """The same samples in the fused form: offsets in pixels around points, and logits, as projections give them.
+
+    Everything but the reference points is of `dtype`.
+    """
+    problem, grad_output = make_inputs(case, dtype, device, seed=seed)
+    value, shapes, locations, weights, *_ = problem
+    N, Lq = locations.shape[:2]
+    generator = torch.Generator(device).manual_seed(seed)
+    if case.kind == "encoder":
+        points = torch.cat([_centres(H, W, device) for H, W in shapes]).expand(N, -1, -1)  # (N, S, 2)
+    else:
+        points = torch.rand(N, Lq, 2, device=device, generator=generator)
+    sides = torch.tensor([(W, H) for H, W in shapes], device=device, dtype=torch.float32)
+    offsets = (locations - points[:, :, None, None, None]) * sides[:, None]  # (N, Lq, M, L, P, 2)
+    logits = torch.randn(weights.shape, device=device, generator=generator)
+    reference_points = points[:, :, None].expand(-1, -1, len(shapes), -1).contiguous()  # (N, Lq, L, 2)
+    return Problem(value, shapes, offsets.to(dtype), logits.to(dtype), reference_points), grad_output
+
+
 def compulsory_bytes(problem: Problem, *, backward: bool) -> int:
     """Bytes that must move through device memory: each input read and each result written once."""
     value, _, locations, weights, *_ = problem

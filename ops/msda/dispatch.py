@@ -109,7 +109,7 @@ def _resolve_once(
         return backend
     if device_type != "cuda":
         return "reference"
-    runnable, reasons = _runnable(device, named, num_levels)
+    runnable, reasons = runnable_backends(device, named, num_levels)
     if not runnable:
         _say_once(logging.WARNING, f"kernel=auto runs the slow reference on {device}", *reasons)
         return "reference"
@@ -124,7 +124,7 @@ def _resolve_once(
     return winner
 
 
-def _runnable(
+def runnable_backends(
     device: torch.device, named: tuple[tuple[str, torch.dtype], ...], num_levels: int
 ) -> tuple[list[str], list[str]]:
     """The kernel backends that can run tensors of these names and dtypes, and why the others cannot."""

@@ -79,3 +79,7 @@ class Choice:
             raise ValueError(f"cuda must be forward, backward, or dots32 and scatter32; got {', '.join(kernels)}")
         if self.triton.kernel != "triton":
             raise ValueError(f"triton must be a launch shape of triton; got {self.triton.kernel}")
+
+    def launch_shapes(self, backend: str) -> tuple[LaunchShape, ...]:
+        """Those of one of `TUNED_BACKENDS`."""
+        return self.cuda if backend == "cuda" else (self.triton,)

@@ -12,7 +12,7 @@ Sums = Literal["float32", "native", "fixed"]
 Regime = Literal["encoder", "decoder", "other"]
 
 # (query, head) pairs a multiprocessor below which launches and tails count more than the work
-_DECODER_PAIRS = 256
+DECODER_PAIRS = 256
 
 
 @dataclass(frozen=True)
@@ -67,7 +67,7 @@ def shape_class(
     """The class of a problem on a device with so many multiprocessors; shapes as in `ops.ms_deform_attn`."""
     N, S, M, D = value_shape
     regime: Regime = "encoder" if Lq == S else "other"
-    if N * M * Lq < multiprocessors * _DECODER_PAIRS:
+    if N * M * Lq < multiprocessors * DECODER_PAIRS:
         regime = "decoder"
     fits32 = D == 32 and P % 4 == 0 and len(spatial_shapes) * P <= 128
     return ShapeClass(direction, value_dtype.itemsize, sums, regime, D, fits32)

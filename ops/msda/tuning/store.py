@@ -36,13 +36,13 @@ class TunedClass:
         kind: What it is for.
         choice: The winner.
         ms: Its time.
-        shipped_ms: The shipped choice's time in the same run.
+        shipped_ms: The shipped choice's time in the same run; None if that did not run.
     """
 
     kind: ShapeClass
     choice: Choice
     ms: float
-    shipped_ms: float
+    shipped_ms: float | None
 
 
 @dataclass(frozen=True)
@@ -114,6 +114,24 @@ def read_tuning(path: Path, device: Device) -> TuningFile:
         raise TuningFileError(f"an entry makes no sense ({error})") from error
 
 
+def update_tuning(
+    path: Path, device: Device, kind: ShapeClass, tuned: TunedClass | None, versions: Mapping[str, str]
+) -> None:
+    """Replace one class of a file, or take it out with None; a file that cannot be used is begun anew.
+
+    Raises:
+        OSError: The folder cannot be written.
+    """
+    try:
+        classes = read_tuning(path, device).classes
+    except (FileNotFoundError, TuningFileError):
+        classes = ()
+        if tuned is None:
+            return
+    kept = tuple(entry for entry in classes if entry.kind != kind)
+    write_tuning(path, device, TuningFile(kept if tuned is None else (*kept, tuned), versions))
+
+
 @cache
 def kernel_digest() -> str:
     """A hash of the sources that measured times depend on."""
@@ -146,7 +164,8 @@ def _tuned_class(entry: Any) -> TunedClass:
     shapes = tuple(LaunchShape(**shape) for shape in choice["cuda"])
     made = Choice(choice["backend"], shapes, LaunchShape(**choice["triton"]))
     check_choice(kind, made)
-    return TunedClass(kind, made, float(entry["ms"]), float(entry["shipped_ms"]))
+    shipped_ms = entry["shipped_ms"]
+    return TunedClass(kind, made, float(entry["ms"]), None if shipped_ms is None else float(shipped_ms))
 
 
 def check_choice(kind: ShapeClass, choice: Choice) -> None:
