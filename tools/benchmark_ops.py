@@ -14,6 +14,8 @@ import torch
 from hydra.core.hydra_config import HydraConfig
 from omegaconf import DictConfig
 
+from detr.benchmark.op_fused import FusedRow, check_form, time_form, with_step_times
+from detr.benchmark.op_fused_report import fused_markdown, plot_fused
 from detr.benchmark.op_inputs import OpCase
 from detr.benchmark.op_measure import OpVariant, Samples, check_variant, time_variant, with_times
 from detr.benchmark.op_report import markdown_report, plot_report, plot_spread
@@ -29,20 +31,28 @@ def main(cfg: DictConfig) -> None:
     name = str(HydraConfig.get().runtime.choices.benchmark)
     if "case" not in cfg.benchmark:
         raise ValueError(f"benchmark={name} is for tools/benchmark.py; here use ops_encoder, ops_decoder, ...")
-    rows = list(measure_rows(cfg))
+    title = f"MSDA operator: {name}"
+    header = {
+        "title": title,
+        "command": shlex.join(["python", "tools/benchmark_ops.py", *sys.argv[1:]]),
+        "environment": format_environment(collect_environment()),
+        "date": datetime.now(UTC).date().isoformat(),
+    }
     folder = Path(cfg.output_dir)
     folder.mkdir(parents=True, exist_ok=True)
-    report = markdown_report(
-        rows,
-        title=f"MSDA operator: {name}",
-        command=shlex.join(["python", "tools/benchmark_ops.py", *sys.argv[1:]]),
-        environment=format_environment(collect_environment()),
-        date=datetime.now(UTC).date().isoformat(),
-    )
+    picture = folder / f"{name}.png"
+    rows: list[OpRow] | list[FusedRow]
+    if cfg.benchmark.case == "fused":
+        rows = measure_fused_rows(cfg)
+        report = fused_markdown(rows, **header)
+        plot_fused(rows, picture, title=title)
+    else:
+        rows = measure_rows(cfg)
+        report = markdown_report(rows, **header)
+        plot = plot_spread if len(cfg.benchmark.noise_px) > 1 else plot_report
+        plot(rows, picture, title=title)
     (folder / f"{name}.md").write_text(report, encoding="utf-8")
     write_rows(rows, folder / f"{name}.csv", folder / f"{name}.jsonl")
-    plot = plot_spread if len(cfg.benchmark.noise_px) > 1 else plot_report
-    plot(rows, folder / f"{name}.png", title=f"MSDA operator: {name}")
     print(report)
 
 
@@ -58,6 +68,27 @@ def measure_rows(cfg: DictConfig) -> list[OpRow]:
             variants = [v for v in variants if v.accumulator == "float32" or v.backend == "deformops"]
         rows += _measure_workload(case, dtype, variants, cfg)
     return rows
+
+
+def measure_fused_rows(cfg: DictConfig) -> list[FusedRow]:
+    """Every combination of the preset; the forms of one workload are timed in turns."""
+    done = []
+    counts = {"num_warmup": cfg.benchmark.num_warmup, "num_iterations": cfg.benchmark.num_iterations}
+    settings = itertools.product(cfg.benchmark.batch_sizes, cfg.benchmark.dtypes, cfg.benchmark.noise_px)
+    for batch_size, dtype, noise_px in settings:
+        case = OpCase("encoder", batch_size, noise_px=float(noise_px))
+        names = [(options.backend, options.form) for options in cfg.benchmark.rows]
+        rows = [check_form(case, dtype, *name, seed=cfg.seed) for name in names]
+        samples: list[list[float]] = [[] for _ in rows]
+        for _ in range(cfg.benchmark.rounds):
+            for row, name, pooled in zip(rows, names, samples, strict=True):
+                if row.status == "ok":
+                    pooled += time_form(case, dtype, *name, seed=cfg.seed, **counts)
+                    torch.cuda.empty_cache()
+        for row, pooled in zip(rows, samples, strict=True):
+            done.append(with_step_times(row, pooled) if row.status == "ok" else row)
+            print(f"fused N={batch_size} {dtype} {row.backend} {row.form}: {row.status}", file=sys.stderr, flush=True)
+    return done
 
 
 def _measure_workload(case: OpCase, dtype: str, variants: list[OpVariant], cfg: DictConfig) -> list[OpRow]:

@@ -6,6 +6,7 @@ import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 
 @dataclass(frozen=True)
@@ -70,10 +71,10 @@ class OpRow:
         return f"{self.backend} {self.accumulator}" + (" deterministic" if self.deterministic else "")
 
 
-def write_rows(rows: Sequence[OpRow], csv_path: Path, json_path: Path) -> None:
-    """The rows as CSV and as one JSON object a line."""
+def write_rows(rows: Sequence[Any], csv_path: Path, json_path: Path) -> None:
+    """Rows of one dataclass as CSV and as one JSON object a line."""
     with csv_path.open("w", newline="", encoding="utf-8") as file:
-        writer = csv.DictWriter(file, [field.name for field in dataclasses.fields(OpRow)])
+        writer = csv.DictWriter(file, [field.name for field in dataclasses.fields(rows[0])])
         writer.writeheader()
         writer.writerows(dataclasses.asdict(row) for row in rows)
     json_path.write_text("".join(json.dumps(dataclasses.asdict(row)) + "\n" for row in rows), encoding="utf-8")
