@@ -43,12 +43,16 @@ def main(cfg: DictConfig) -> None:
             raise ValueError(f"{key} must be some of {', '.join(names)}; got {list(cfg[key])}")
     if not torch.cuda.is_available():
         raise ValueError("tools/tune_ops.py times GPU kernels, and no GPU is visible to torch")
-    device = visible_device(torch.cuda.current_device())
-    path = tuning_path(device, cache_dir())
+    tune_and_keep(cfg, visible_device(torch.cuda.current_device()), cache_dir())
+
+
+def tune_and_keep(cfg: DictConfig, device: Device, folder: Path) -> None:
+    """Tune, write what won to a cache folder after each class, and report."""
+    path = tuning_path(device, folder)
     environment = collect_environment()
-    now = datetime.now(UTC).date().isoformat()
-    versions = {"date": now, "torch": environment["versions"]["torch"], "cuda": environment["cuda"]}
-    versions |= {"driver": environment["driver"], "triton": environment["versions"]["triton"]}
+    date = datetime.now(UTC).date().isoformat()
+    versions = {"date": date, "cuda": environment["cuda"], "driver": environment["driver"]}
+    versions |= {name: environment["versions"][name] for name in ("torch", "triton")}
     print(format_environment(environment, {"tuning": path if cfg.write else "shown, not kept"}), flush=True)
 
     results = []
@@ -62,18 +66,17 @@ def main(cfg: DictConfig) -> None:
             update_tuning(path, device, result.kind, tuned, {name: str(text) for name, text in versions.items()})
     num_won = sum(result.choice != result.shipped for result in results)
     note = f"{num_won} of {len(results)} shape classes have launch shapes faster than the shipped ones"
-    note += f", kept in {path}" if cfg.write and num_won else ""
-    folder = Path(cfg.output_dir)
-    folder.mkdir(parents=True, exist_ok=True)
     report = markdown_report(
         results,
         command=shlex.join(["python", "tools/tune_ops.py", *sys.argv[1:]]),
         environment=format_environment(environment),
-        date=now,
-        note=note.replace(str(Path.home()), "~"),
+        date=date,
+        note=f"{note}.",
     )
-    (folder / f"{cfg.name}.md").write_text(report, encoding="utf-8")
-    print(f"\n{note}; every candidate is in {folder / f'{cfg.name}.md'}")
+    report_path = Path(cfg.output_dir) / f"{cfg.name}.md"
+    report_path.parent.mkdir(parents=True, exist_ok=True)
+    report_path.write_text(report, encoding="utf-8")
+    print(f"\n{note}{f', kept in {path}' if cfg.write and num_won else ''}; all candidates are in {report_path}")
 
 
 def tune(cfg: DictConfig, device: Device) -> Iterator[ClassResult]:

@@ -45,7 +45,7 @@ print(json.dumps({
 """
 
 
-def run(arguments, cache):
+def run(cache, *arguments):
     environment = os.environ | {"XDG_CACHE_HOME": str(cache)}
     return subprocess.run(
         [sys.executable, *arguments], cwd=ROOT, env=environment, capture_output=True, text=True, timeout=240, check=True
@@ -53,11 +53,9 @@ def run(arguments, cache):
 
 
 def test_the_command_tunes_a_class(tmp_path):
-    done = run(
-        ["tools/tune_ops.py", "directions=[forward]", "dtypes=[bf16]", "regimes=[decoder]", "search.rounds=2"]
-        + ["search.num_screened=3", "search.num_iterations=5", f"output_dir={tmp_path}"],
-        tmp_path,
-    )
+    classes = ("directions=[forward]", "dtypes=[bf16]", "regimes=[decoder]")
+    effort = ("search.num_screened=3", "search.rounds=2", "search.num_iterations=5")
+    done = run(tmp_path, "tools/tune_ops.py", *classes, *effort, f"output_dir={tmp_path}")
     report = (tmp_path / "tune_ops.md").read_text()
     assert "of 1 shape classes have launch shapes faster than the shipped ones" in done.stdout
     assert "## forward, decoder, 16 bit, D = 32" in report
@@ -79,7 +77,7 @@ def test_the_next_process_takes_what_was_tuned(tmp_path):
     update_tuning(path, device, kind, TunedClass(kind, choice, 1.0, 2.0), {})
 
     def forward():
-        done = run(["-c", FORWARD], tmp_path)
+        done = run(tmp_path, "-c", FORWARD)
         return json.loads(done.stdout.splitlines()[-1]), done.stderr
 
     result, log = forward()
@@ -98,15 +96,11 @@ def test_the_next_process_takes_what_was_tuned(tmp_path):
 
 
 def test_the_fused_benchmark(tmp_path):
-    run(
-        ["tools/benchmark_ops.py", "benchmark=ops_fused", "benchmark.batch_sizes=[2]", "benchmark.rounds=1"]
-        + ["benchmark.num_iterations=4", f"output_dir={tmp_path}"],
-        tmp_path,
-    )
+    effort = ("benchmark.batch_sizes=[2]", "benchmark.rounds=1", "benchmark.num_iterations=4")
+    run(tmp_path, "tools/benchmark_ops.py", "benchmark=ops_fused", *effort, f"output_dir={tmp_path}")
     rows = [json.loads(line) for line in (tmp_path / "ops_fused.jsonl").read_text().splitlines()]
-    assert [(row["dtype"], row["form"]) for row in rows] == [
-        (dtype, form) for dtype in ("bf16", "fp32") for form in ("eager", "eager_cast", "fused")
-    ]
+    forms = [("bf16", "eager"), ("bf16", "eager_cast"), ("bf16", "fused"), ("fp32", "eager"), ("fp32", "fused")]
+    assert [(row["dtype"], row["form"]) for row in rows] == forms
     assert all(row["status"] == "ok" and row["step_ms"] > 0 for row in rows)
     eager, cast, fused = (row["saved_inputs_mib"] for row in rows[:3])
     # in bf16: float32 locations and weights (and bf16 weights) against bf16 offsets and logits, and the points

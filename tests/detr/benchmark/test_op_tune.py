@@ -22,8 +22,8 @@ from ops.msda.tuning.shipped import shipped_tuning
 from ops.msda.tuning.store import TunedClass, TuningFileError, read_tuning, tuning_path, update_tuning
 from ops.msda.tuning.table import Device
 from ops.testing import run_reference
+from tools import tune_ops
 from tools.launcher import CONFIG_DIR
-from tools.tune_ops import passes
 
 H200 = Device("NVIDIA H200", (9, 0), 132, 232_448)
 FORWARD = ShapeClass("forward", 2, None, "encoder", 32, True)
@@ -279,14 +279,56 @@ class TestWorkload:
         assert half.reference_points.dtype == torch.float32
 
 
-def test_the_command_covers_every_kind_of_class():
+def config(*overrides):
     with initialize_config_dir(str(CONFIG_DIR), version_base="1.3"):
-        cfg = compose("tune_ops")
-        assert passes(cfg) == [
-            ("forward", None),
-            ("backward", "float32"),
-            ("backward", "native"),
-            ("backward", "fixed"),
-        ]
-        cfg = compose("tune_ops", overrides=["directions=[backward]", "sums=[fixed]"])
-        assert passes(cfg) == [("backward", "fixed")]
+        return compose("tune_ops", overrides=list(overrides))
+
+
+class TestCommand:
+    """All but the GPU: the bench makes up times."""
+
+    @pytest.fixture(autouse=True)
+    def stand_in(self, monkeypatch):
+        class Bench(FakeBench):
+            def __init__(self, case, dtype, direction, sums, **options):
+                super().__init__(gains={BEST_SCATTER: 0.3})
+                self.kind = ShapeClass(direction, dtype.itemsize, sums, "encoder", case.head_dim, case.head_dim == 32)
+
+        monkeypatch.setattr(tune_ops, "KernelBench", Bench)
+        monkeypatch.setattr(tune_ops, "runnable_backends", lambda *_: (["cuda"], ["not triton: none"]))
+        monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
+
+    def run(self, folder, *overrides):
+        settings = ("dtypes=[bf16]", "regimes=[encoder]", f"output_dir={folder}", "sums=[float32,native]")
+        tune_ops.tune_and_keep(config(*settings, *overrides), H200, folder)
+
+    def test_winners_are_kept_and_everything_is_reported(self, tmp_path, capsys):
+        self.run(tmp_path)
+        kept = read_tuning(tuning_path(H200, tmp_path), H200)
+        assert [entry.kind for entry in kept.classes] == [BACKWARD, replace(BACKWARD, sums="native")]
+        assert all(entry.choice.cuda[1] == BEST_SCATTER for entry in kept.classes)
+        assert set(kept.versions) == {"date", "cuda", "driver", "torch", "triton"}
+        assert "2 of 3 shape classes have launch shapes faster" in capsys.readouterr().out
+        assert (tmp_path / "tune_ops.md").read_text().count("## ") == 3
+        # the next process takes them
+        assert tuning_of(H200, tmp_path).choice(BACKWARD).cuda[1] == BEST_SCATTER
+
+    def test_another_head_leaves_the_first_alone(self, tmp_path):
+        self.run(tmp_path)
+        before = read_tuning(tuning_path(H200, tmp_path), H200).classes
+        self.run(tmp_path, "head_dim=64", "num_heads=4")
+        assert read_tuning(tuning_path(H200, tmp_path), H200).classes == before
+
+    def test_shown_but_not_kept(self, tmp_path):
+        self.run(tmp_path, "write=false")
+        assert not tuning_path(H200, tmp_path).exists()
+        assert (tmp_path / "tune_ops.md").exists()
+
+    def test_a_backend_that_does_not_run_is_left_out_or_refused(self, tmp_path):
+        with pytest.raises(ValueError, match="none of triton runs here: not triton: none"):
+            self.run(tmp_path, "backends=[triton]")
+
+    def test_covers_every_kind_of_pass(self):
+        sums = ("float32", "native", "fixed")
+        assert tune_ops.passes(config()) == [("forward", None), *(("backward", kind) for kind in sums)]
+        assert tune_ops.passes(config("directions=[backward]", "sums=[fixed]")) == [("backward", "fixed")]
