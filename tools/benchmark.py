@@ -1,65 +1,71 @@
 """Time whole training steps, one row a configuration: `python tools/benchmark.py benchmark=NAME [key=value ...]`.
 
 Every row runs in a fresh process, several times, in an order that cancels drift. Writes rows.jsonl, report.md,
-rows.csv and report.png to `output_dir`; a row that fails keeps its reason. The keys are those of
-configs/benchmark.yaml.
+kernels.md, rows.csv and report.png to `output_dir`; a row that fails keeps its reason. `benchmark=numerics` compares
+loss curves instead. The keys are those of configs/benchmark.yaml, the presets those of configs/benchmark/.
 """
 
 import shlex
 import sys
+import time
 from datetime import UTC, datetime
 from pathlib import Path
 
+import torch
+from hydra.core.hydra_config import HydraConfig
 from hydra.utils import instantiate
 from omegaconf import DictConfig
 
 from detr.benchmark.gate import kernel_is_verified
 from detr.benchmark.matrix import run_matrix
-from detr.benchmark.step_report import markdown_report, plot_report
-from detr.benchmark.step_row import StepRow, write_csv
-from detr.benchmark.throughput import measure_steps, msda_share, synthetic_batches
+from detr.benchmark.numerics import numerics_report, plot_numerics
+from detr.benchmark.step_data import (
+    StepBatches,
+    cached_batches,
+    check_source,
+    loader_batches,
+    synthetic_batches,
+    write_jpeg_dataset,
+)
+from detr.benchmark.step_measure import batches_needed, measure_losses, measure_speed
+from detr.benchmark.step_report import kernel_report, markdown_report, plot_report
+from detr.benchmark.step_row import StepRow, read_rows, write_csv
+from detr.distributed import DistributedContext, is_main
 from detr.engine.run_folder import open_result_folder, write_config
 from detr.engine.state import build_train_state
 from detr.telemetry.environment import collect_environment
 from tools.launcher import hydra_tool, resolved, start_process
 
+# keys of the run of all rows, which its rows do not get
+_OWN_KEYS = ("benchmark", "output_dir", "name", "only", "extra_rows", "time_limit_s", "row_timeout_s")
+
 
 @hydra_tool("benchmark")
 def main(cfg: DictConfig) -> None:
     if cfg.row is not None:
-        Path(cfg.result).write_text(measure_row(cfg).to_json(), encoding="utf-8")
+        row = measure_row(cfg)
+        if is_main():
+            Path(cfg.result).write_text(row.to_json(), encoding="utf-8")
         return
     if "shared" not in cfg.benchmark:
         raise ValueError("presets named ops_* are for tools/benchmark_ops.py; here use smoke, kernels, precision, ...")
     config = resolved(cfg)
     folder = open_result_folder(cfg.output_dir, config)
     write_config(folder, config)
-    overrides = [
-        argument for argument in sys.argv[1:] if not argument.startswith(("benchmark=", "output_dir=", "name="))
-    ]
-    rows = run_matrix(
-        [sys.executable, __file__],
-        cfg.benchmark.rows,
-        shared=[*cfg.benchmark.shared, *overrides],
-        repeats=cfg.benchmark.repeats,
-        rows_file=folder / "rows.jsonl",
-    )
-    command = shlex.join(["python", "tools/benchmark.py", *sys.argv[1:]])
-    report = markdown_report(rows, title=f"Training step: {cfg.name}", command=command, baseline=cfg.benchmark.baseline)
-    (folder / "report.md").write_text(report, encoding="utf-8")
-    write_csv(rows, folder / "rows.csv")
-    plot_report(rows, folder / "report.png", title=cfg.name)
-    print(report)
+    rows = _measured(cfg, folder) + [row for file in cfg.extra_rows for row in read_rows(Path(file))]
+    recorded = [StepRow(repeat=0, status="recorded", **row) for row in cfg.benchmark.get("recorded", [])]
+    _write_reports(cfg, rows + recorded, folder)
 
 
 def measure_row(cfg: DictConfig) -> StepRow:
-    """Measure one row in this process."""
+    """Measure one row in this process, or in all ranks of it."""
+    started_s = time.perf_counter()
     context = start_process(cfg)
+    source = check_source(cfg.data_source)
     kernel, precision = instantiate(cfg.kernel), instantiate(cfg.precision)
     verified = kernel_is_verified(kernel, precision.name, context.device)
-    model = instantiate(cfg.model, num_classes=cfg.num_classes)
     state = build_train_state(
-        model,
+        instantiate(cfg.model, num_classes=cfg.num_classes),
         instantiate(cfg.criterion, num_classes=cfg.num_classes),
         instantiate(cfg.optimizer),
         instantiate(cfg.schedule),
@@ -69,41 +75,103 @@ def measure_row(cfg: DictConfig) -> StepRow:
         steps_per_epoch=1000,
         compile=cfg.compile,
     )
-    batches = synthetic_batches(
-        batch_size=cfg.batch_size,
-        height=cfg.height,
-        width=cfg.width,
-        targets_per_image=cfg.targets_per_image,
-        num_classes=cfg.num_classes,
-    )
-    times = measure_steps(state, batches, num_warmup=cfg.num_warmup, num_steps=cfg.num_steps)
-    return StepRow(
+    supply = _supply(cfg, context)
+    fixed_size = source == "synthetic"
+    row = StepRow(
         name=cfg.row,
         repeat=cfg.repeat,
         status="ok",
         verified=verified,
+        model=HydraConfig.get().runtime.choices["model"],
         kernel=kernel.backend,
         accumulator=kernel.accumulator,
         deterministic=kernel.deterministic,
         precision=precision.name,
         compile=cfg.compile,
+        num_gpus=context.world_size,
         batch_size=cfg.batch_size,
-        height=cfg.height,
-        width=cfg.width,
-        images_per_s=cfg.batch_size * context.world_size / times.step_ms * 1e3,
-        step_ms=times.step_ms,
-        step_ms_p20=times.step_ms_p20,
-        step_ms_p80=times.step_ms_p80,
-        phases_ms=times.phases_ms,
-        msda_share=msda_share(state, batches),
-        peak_gib=times.peak_gib,
-        loss=times.loss,
+        data_source=source,
+        num_workers=cfg.data.num_workers if source == "loader" else None,
+        height=cfg.height if fixed_size else None,
+        width=cfg.width if fixed_size else None,
+        spent_s={"build": time.perf_counter() - started_s},
         date=datetime.now(UTC).isoformat(timespec="minutes"),
         overrides=tuple(
             argument for argument in sys.argv[1:] if not argument.startswith(("row=", "result=", "repeat="))
         ),
         environment=collect_environment(),
     )
+    if cfg.measure == "losses":
+        return measure_losses(row, state, supply, num_steps=cfg.num_steps, seed=cfg.seed + cfg.noise_seed)
+    return measure_speed(row, state, supply, num_warmup=cfg.num_warmup, num_steps=cfg.num_steps)
+
+
+def _supply(cfg: DictConfig, context: DistributedContext) -> StepBatches:
+    if cfg.data_source == "synthetic":
+        return StepBatches.cycle(
+            synthetic_batches(
+                batch_size=cfg.batch_size,
+                height=cfg.height,
+                width=cfg.width,
+                targets_per_image=cfg.targets_per_image,
+                num_classes=cfg.num_classes,
+            )
+        )
+    if cfg.data.batch_size != cfg.batch_size:
+        raise ValueError(
+            f"a row has one batch size: batch_size={cfg.batch_size}, but data.batch_size={cfg.data.batch_size}. Set "
+            "batch_size only"
+        )
+    data = instantiate(cfg.data)
+    shard = {"seed": cfg.seed, "rank": context.rank, "world_size": context.world_size}
+    if cfg.data_source == "cached":
+        return cached_batches(data, **shard)
+    needed = batches_needed(num_warmup=cfg.num_warmup, num_steps=cfg.num_steps)
+    return loader_batches(data, num_batches=needed, **shard)
+
+
+def _measured(cfg: DictConfig, folder: Path) -> list[StepRow]:
+    """The rows of the preset, or those of `only`, measured."""
+    preset = cfg.benchmark
+    if cfg.only is not None and not set(cfg.only) <= set(preset.rows):
+        raise ValueError(f"only={list(cfg.only)} names rows that are not there; the rows are {list(preset.rows)}")
+    chosen = {name: row for name, row in preset.rows.items() if cfg.only is None or name in cfg.only}
+    if not chosen:
+        return []
+    given = [argument for argument in sys.argv[1:] if argument.partition("=")[0].split(".")[0] not in _OWN_KEYS]
+    shared = [*preset.shared, *given]
+    sources = [text for row in (shared, *chosen.values()) for text in row if text.startswith("data_source=")]
+    if set(sources) - {"data_source=synthetic"} and cfg.data.get("root", "") is None:
+        write_jpeg_dataset(Path(cfg.jpeg_folder), num_images=cfg.num_jpegs, size=cfg.jpeg_size)
+        shared.append(f"data.root={Path(cfg.jpeg_folder).resolve()}")
+    return run_matrix(
+        Path(__file__),
+        chosen,
+        shared=shared,
+        repeats=preset.repeats,
+        rows_file=folder / "rows.jsonl",
+        num_gpus=torch.cuda.device_count(),
+        row_timeout_s=cfg.row_timeout_s,
+        time_limit_s=cfg.time_limit_s,
+    )
+
+
+def _write_reports(cfg: DictConfig, rows: list[StepRow], folder: Path) -> None:
+    command = shlex.join(["python", "tools/benchmark.py", *sys.argv[1:]])
+    preset = cfg.benchmark
+    title = f"{HydraConfig.get().runtime.choices['benchmark']}: {cfg.name}"
+    if "plain" in preset:
+        report = numerics_report(
+            rows, plain_names=preset.plain, notes=preset.notes, title=f"Numerics of {title}", command=command
+        )
+        plot_numerics(rows, folder / "report.png", plain_names=preset.plain, title=title)
+    else:
+        report = markdown_report(rows, title=f"Training step, {title}", command=command, baselines=preset.baselines)
+        (folder / "kernels.md").write_text(kernel_report(rows), encoding="utf-8")
+        plot_report(rows, folder / "report.png", title=title)
+    (folder / "report.md").write_text(report, encoding="utf-8")
+    write_csv(rows, folder / "rows.csv")
+    print(report)
 
 
 if __name__ == "__main__":

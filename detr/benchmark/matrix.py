@@ -1,12 +1,21 @@
 """Rows of a benchmark, each in a fresh process, in an order that cancels drift."""
 
+import os
+import re
+import signal
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from detr.benchmark.step_row import StepRow
+
+# what torchrun puts before the lines of a rank, and how a stack trace ends
+_RANK = re.compile(r"^\[rank\d+\]:")
+_EXCEPTION = re.compile(r"^[\w.]+(Error|Exception|Unavailable)\b")
 
 
 def interleaved(names: Sequence[str], repeats: int) -> Iterator[tuple[str, int]]:
@@ -17,25 +26,30 @@ def interleaved(names: Sequence[str], repeats: int) -> Iterator[tuple[str, int]]
 
 
 def run_matrix(
-    command: Sequence[str],
+    script: Path,
     rows: Mapping[str, Sequence[str]],
     *,
     shared: Sequence[str],
     repeats: int,
     rows_file: Path,
-    timeout_s: float = 1800,
+    num_gpus: int,
+    row_timeout_s: float = 1800,
+    time_limit_s: float | None = None,
 ) -> list[StepRow]:
     """Measure every row `repeats` times; what is measured is appended to `rows_file` at once.
 
-    A row that fails (out of memory, a missing backend) becomes a row with its reason, and the rest go on.
+    A row that fails (out of memory, a missing backend, too few GPUs) becomes a row with its reason, and the rest go on.
+    A row with `gpus=N` above 1 runs under torchrun.
 
     Args:
-        command: What measures a row when given its overrides, `row=NAME` and `result=FILE`.
+        script: What measures a row when given its overrides, `row=NAME`, `repeat=K` and `result=FILE`.
         rows: Overrides by name.
         shared: Overrides of all rows, before their own.
         repeats: Processes a row.
         rows_file: JSON lines.
-        timeout_s: A row that takes longer is ended.
+        num_gpus: Of this machine.
+        row_timeout_s: A row that takes longer is ended.
+        time_limit_s: Of all rows together: what would probably end later is not started, and says so. None: no limit.
 
     Raises:
         ValueError: There are no rows, or a row asks for kernel=auto, which would not say what it measured.
@@ -47,28 +61,90 @@ def run_matrix(
             raise ValueError(
                 f"row {name} asks for kernel=auto; name the backend, so that the row says what it measured"
             )
-    measured = []
+    measured: list[StepRow] = []
+    started_s = time.monotonic()
+    longest_s = 0.0
     for name, repeat in interleaved(list(rows), repeats):
-        print(f"row {name}, repeat {repeat + 1} of {repeats} ...", file=sys.stderr, flush=True)
-        row = _run_row([*command, *shared, *rows[name]], name, repeat, timeout_s)
+        overrides = [*shared, *rows[name]]
+        elapsed_s = time.monotonic() - started_s
+        missing = _missing_gpus(overrides, num_gpus)
+        if missing is not None:
+            row = StepRow(name, repeat, f"not run: {missing}")
+        elif time_limit_s is not None and elapsed_s + longest_s > time_limit_s:
+            row = StepRow(name, repeat, f"not run: time_limit_s={time_limit_s:.0f} left no time for it")
+        else:
+            print(f"row {name}, repeat {repeat + 1} of {repeats} ...", file=sys.stderr, flush=True)
+            row = _run_row(script, overrides, name, repeat, row_timeout_s)
+        row_s = time.monotonic() - started_s - elapsed_s
+        longest_s = max(longest_s, row_s)
         measured.append(row)
         with rows_file.open("a", encoding="utf-8") as file:
             file.write(row.to_json() + "\n")
         shown = f"{row.images_per_s:.2f} images/s" if row.images_per_s is not None else row.status
-        print(f"row {name}, repeat {repeat + 1} of {repeats}: {shown}", file=sys.stderr, flush=True)
+        print(f"row {name}, repeat {repeat + 1} of {repeats}: {shown} ({row_s:.0f} s)", file=sys.stderr, flush=True)
     return measured
 
 
-def _run_row(command: Sequence[str], name: str, repeat: int, timeout_s: float) -> StepRow:
+def row_command(script: Path, arguments: Sequence[str]) -> list[str]:
+    """What starts `script` with `arguments`: Python, or torchrun where they ask for several GPUs."""
+    num_gpus = _num_gpus(arguments)
+    if num_gpus == 1:
+        return [sys.executable, str(script), *arguments]
+    launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc_per_node={num_gpus}"]
+    return [*launcher, str(script), *arguments]
+
+
+def _num_gpus(arguments: Sequence[str]) -> int:
+    return int(_last_value(arguments, "gpus") or 1)
+
+
+def _missing_gpus(arguments: Sequence[str], num_gpus: int) -> str | None:
+    wanted = _num_gpus(arguments)
+    if wanted == 1 or wanted <= num_gpus or _last_value(arguments, "device") == "cpu":
+        return None
+    return f"gpus={wanted}, and this machine has {num_gpus}"
+
+
+def _last_value(arguments: Sequence[str], key: str) -> str | None:
+    values = [argument.partition("=")[2] for argument in arguments if argument.startswith(f"{key}=")]
+    return values[-1] if values else None
+
+
+def _run_row(script: Path, overrides: Sequence[str], name: str, repeat: int, timeout_s: float) -> StepRow:
     with tempfile.TemporaryDirectory() as folder:
         result = Path(folder) / "row.json"
-        arguments = [*command, f"row={name}", f"result={result}", f"repeat={repeat}"]
+        arguments = [*overrides, f"row={name}", f"result={result}", f"repeat={repeat}"]
+        started_s = time.monotonic()
+        # a session of its own, so that the ranks and data workers of a row end with it
+        process = subprocess.Popen(
+            row_command(script, arguments),
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.PIPE,
+            text=True,
+            start_new_session=True,
+        )
         try:
-            finished = subprocess.run(arguments, capture_output=True, text=True, timeout=timeout_s, check=False)
+            _, said = process.communicate(timeout=timeout_s)
         except subprocess.TimeoutExpired:
             return StepRow(name, repeat, f"failed: took more than {timeout_s:.0f} s")
+        finally:
+            if process.poll() is None:
+                os.killpg(process.pid, signal.SIGKILL)
+                process.wait()
         if result.is_file():
-            return StepRow.from_json(result.read_text(encoding="utf-8"))
-        said = [line for line in finished.stderr.strip().splitlines() if line.strip()]
-        reason = next((line for line in said if line.startswith("error:")), said[-1] if said else "no message")
-        return StepRow(name, repeat, f"failed: {reason.removeprefix('error: ')}")
+            row = StepRow.from_json(result.read_text(encoding="utf-8"))
+            start_s = time.monotonic() - started_s - sum(row.spent_s.values())
+            return replace(row, spent_s={"start": start_s} | row.spent_s)
+        return StepRow(name, repeat, f"failed: {_reason(said)}")
+
+
+def _reason(said: str) -> str:
+    """The line of a failed row's error output that says why."""
+    lines = [_RANK.sub("", line).strip() for line in said.splitlines()]
+    errors = [line for line in lines if line.startswith("error:")]
+    if errors:
+        # what the tool says to its user
+        return errors[0].removeprefix("error: ")
+    # under torchrun the launcher reports after the rank that failed
+    raised = [line for line in lines if _EXCEPTION.match(line) and "ChildFailedError" not in line]
+    return raised[-1] if raised else next((line for line in reversed(lines) if line), "no message")

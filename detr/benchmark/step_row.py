@@ -16,25 +16,45 @@ class StepRow:
     Attributes:
         name: Of the row in its preset.
         repeat: 0 and up; each repeat is a fresh process.
-        status: `ok`, or why there are no numbers.
+        status: `ok`, `recorded` for a figure measured elsewhere, or why there are no numbers.
         verified: Whether the kernel met its error bound in this process before it was timed; None where there is
             no bound to meet (the reference itself).
+        model: Choice of configs/model, or whose model it is.
         kernel: Backend.
         accumulator: float32 | native.
         deterministic: Whether reruns are bitwise equal.
         precision: Of the step.
         compile: Whether regions were compiled.
-        batch_size: Images.
-        height: Padded, in pixels.
-        width: Padded, in pixels.
-        images_per_s: Batch over the median step.
-        step_ms: Median.
+        num_gpus: Processes that trained together.
+        batch_size: Images a GPU.
+        data_source: synthetic | cached | loader; see `detr.benchmark.step_data`.
+        num_workers: Of the loader, a GPU; None for other sources.
+        height: Padded, in pixels; None where batches differ.
+        width: Likewise.
+        padded_mpx: Mean size of an image in the timed steps, with its padding, in millions of pixels.
+        images_per_s: All GPUs together, over the median step, or over the mean step where batches come from a loader,
+            since they come in bursts.
+        step_ms: Median, waiting for data included.
         step_ms_p20: 20th percentile.
         step_ms_p80: 80th percentile.
+        step_ms_mean: Mean.
         phases_ms: Median of each phase.
-        msda_share: Of the device's kernel time, in [0, 1].
-        peak_gib: Allocator's peak; None on the CPU.
-        loss: After the timed steps.
+        kernel_ms: Sum of the device's kernels, a step; on the CPU of the operators.
+        num_kernels: Their number, a step.
+        msda_forward_ms: Multi-scale deformable attention in it, forward kernels, a step.
+        msda_backward_ms: Likewise backward.
+        msda_share: Both over `kernel_ms`, in [0, 1].
+        host_syncs: Waits of the host for the device in one step; None on the CPU.
+        host_sync_places: File and line of each, and how often.
+        num_graphs: Graphs that torch.compile made in the process.
+        num_recompiles: Of them during the timed steps; their times are then not those of a settled step.
+        peak_gib: Most memory in tensors; None on the CPU.
+        reserved_gib: Most memory the allocator held; likewise.
+        loss: Of the last timed step.
+        losses: Of every step, in a comparison of numerics.
+        top_kernels_ms: The longest kernels, milliseconds a step.
+        spent_s: What the row's wall time went into: start (Python, imports, configuration), build (gate, model,
+            data), warmup (compilation), steps, profile.
         date: Of the measurement, ISO 8601.
         overrides: What made the row, to run it again.
         environment: Versions, GPU and commit, captured in the row's process.
@@ -44,22 +64,40 @@ class StepRow:
     repeat: int
     status: str
     verified: bool | None = None
+    model: str | None = None
     kernel: str | None = None
     accumulator: str | None = None
     deterministic: bool | None = None
     precision: str | None = None
     compile: bool | None = None
+    num_gpus: int = 1
     batch_size: int | None = None
+    data_source: str | None = None
+    num_workers: int | None = None
     height: int | None = None
     width: int | None = None
+    padded_mpx: float | None = None
     images_per_s: float | None = None
     step_ms: float | None = None
     step_ms_p20: float | None = None
     step_ms_p80: float | None = None
+    step_ms_mean: float | None = None
     phases_ms: dict[str, float] = dataclasses.field(default_factory=dict)
+    kernel_ms: float | None = None
+    num_kernels: float | None = None
+    msda_forward_ms: float | None = None
+    msda_backward_ms: float | None = None
     msda_share: float | None = None
+    host_syncs: int | None = None
+    host_sync_places: dict[str, int] = dataclasses.field(default_factory=dict)
+    num_graphs: int | None = None
+    num_recompiles: int | None = None
     peak_gib: float | None = None
+    reserved_gib: float | None = None
     loss: float | None = None
+    losses: tuple[float, ...] = ()
+    top_kernels_ms: dict[str, float] = dataclasses.field(default_factory=dict)
+    spent_s: dict[str, float] = dataclasses.field(default_factory=dict)
     date: str | None = None
     overrides: tuple[str, ...] = ()
     environment: dict[str, Any] = dataclasses.field(default_factory=dict)
@@ -70,17 +108,34 @@ class StepRow:
     @classmethod
     def from_json(cls, line: str) -> Self:
         fields = json.loads(line)
-        return cls(**fields | {"overrides": tuple(fields["overrides"])})
+        return cls(**fields | {name: tuple(fields.get(name, ())) for name in ("losses", "overrides")})
+
+
+def read_rows(path: Path) -> list[StepRow]:
+    """The rows of a rows.jsonl file.
+
+    Raises:
+        ValueError: A line is not a row.
+    """
+    rows = []
+    for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), start=1):
+        try:
+            rows.append(StepRow.from_json(line))
+        except (json.JSONDecodeError, TypeError) as error:
+            raise ValueError(f"{path}, line {number}, is not a row of tools/benchmark.py: {error}") from error
+    return rows
 
 
 def write_csv(rows: Sequence[StepRow], path: Path) -> None:
-    """All columns but the nested ones; phases become columns of their own."""
+    """All columns but the nested ones; phases and what the wall time went into become columns of their own."""
     phases = sorted({phase for row in rows for phase in row.phases_ms})
-    nested = {"phases_ms", "environment", "overrides"}
+    parts = sorted({part for row in rows for part in row.spent_s})
+    nested = {"phases_ms", "spent_s", "host_sync_places", "top_kernels_ms", "losses", "environment", "overrides"}
     names = [field.name for field in dataclasses.fields(StepRow) if field.name not in nested]
     with path.open("w", newline="", encoding="utf-8") as file:
         writer = csv.writer(file)
-        writer.writerow([*names, *(f"{phase}_ms" for phase in phases), "overrides"])
+        writer.writerow([*names, *(f"{phase}_ms" for phase in phases), *(f"{part}_s" for part in parts), "overrides"])
         for row in rows:
             values = [getattr(row, name) for name in names]
-            writer.writerow([*values, *(row.phases_ms.get(phase) for phase in phases), " ".join(row.overrides)])
+            values += [row.phases_ms.get(phase) for phase in phases]
+            writer.writerow([*values, *(row.spent_s.get(part) for part in parts), " ".join(row.overrides)])

@@ -6,6 +6,7 @@ from typing import Any
 from detr.data.dataset import DetectionDataset
 from detr.data.layouts import Split
 from detr.data.loader import DetectionLoader, build_train_loader, build_val_loader
+from detr.data.repeated import RepeatedDataset
 from detr.data.synthetic import SyntheticDataset
 from detr.data.transforms import DetectionTransform, EvalTransform
 from detr.structures import ClassTable
@@ -60,6 +61,10 @@ class DetectionData:
             self._train = self._open_train()
             self._check_class_tables()
         return self._train
+
+    def repeat_training(self, times: int) -> None:
+        """Let an epoch go through the training set `times` times; for measurements on a small set."""
+        self._train = RepeatedDataset(self.train_dataset(), times)
 
     def val_dataset(self) -> DetectionDataset:
         """The validation set."""

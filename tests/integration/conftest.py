@@ -8,9 +8,15 @@ import pytest
 import torch
 from hydra.core.global_hydra import GlobalHydra
 
-from tools import check_dataset, evaluate, predict, train
+from tools import benchmark, check_dataset, evaluate, predict, train
 
-MAINS = {"train": train.main, "evaluate": evaluate.main, "predict": predict.main, "check_dataset": check_dataset.main}
+MAINS = {
+    "train": train.main,
+    "evaluate": evaluate.main,
+    "predict": predict.main,
+    "check_dataset": check_dataset.main,
+    "benchmark": benchmark.main,
+}
 
 # seconds an epoch on one core; the AP means nothing
 TINY = (

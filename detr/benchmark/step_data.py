@@ -1,0 +1,197 @@
+"""Where the batches of a measured step come from.
+
+- `synthetic`: random pixels of one size, made before the clock starts. The step alone.
+- `cached`: images of a dataset, decoded and augmented before the clock starts and held in memory; padding and
+  collation are in the step. Real sizes and box counts, no decoding.
+- `loader`: the DataLoader that trains, with its workers and augmentation.
+
+The step's time includes the wait for its batch in all three.
+"""
+
+import itertools
+import json
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal, Self, get_args
+
+import torch
+from PIL import Image
+
+from detr.data import DetectionData, EvalTransform, Sample, SyntheticDataset, collate
+from detr.data.layouts import Split
+from detr.structures import Batch, ImageBatch, Target
+
+DataSource = Literal["synthetic", "cached", "loader"]
+
+# batches a worker of a DataLoader has ready
+_PREFETCHED = 2
+_NUM_CACHED_BATCHES = 8
+
+
+@dataclass(frozen=True)
+class StepBatches:
+    """An endless supply of batches.
+
+    Attributes:
+        batches: The supply.
+        num_ahead: Batches that may lie ready when the warm-up ends; taken first, so that they are not measured.
+    """
+
+    batches: Iterator[Batch]
+    num_ahead: int = 0
+
+    @classmethod
+    def cycle(cls, batches: Sequence[Batch]) -> Self:
+        """`batches`, again and again."""
+        return cls(itertools.cycle(batches))
+
+
+def check_source(source: str) -> DataSource:
+    """`source`, if it is one.
+
+    Raises:
+        ValueError: It is not.
+    """
+    for known in get_args(DataSource):
+        if source == known:
+            return known
+    raise ValueError(f"data_source is one of {', '.join(get_args(DataSource))}; got {source}")
+
+
+def synthetic_batches(
+    *, batch_size: int, height: int, width: int, targets_per_image: int, num_classes: int, num_batches: int = 4
+) -> list[Batch]:
+    """Random images of one size with random boxes, on the CPU; pinned where there is a GPU to send them to.
+
+    Every image fills its batch but for its last 16 rows and 8 columns, in turn, so padding is not optimised away.
+
+    Args:
+        batch_size: Images a batch.
+        height: Padded height in pixels.
+        width: Padded width in pixels.
+        targets_per_image: Boxes an image.
+        num_classes: Labels are drawn from these.
+        num_batches: Different batches, to be cycled through.
+    """
+    generator = torch.Generator().manual_seed(0)
+    batches = []
+    for _ in range(num_batches):
+        images = [
+            torch.randint(
+                0,
+                256,
+                (3, height - 16 * (index % 2), width - 8 * (index % 3 // 2)),
+                dtype=torch.uint8,
+                generator=generator,
+            )
+            for index in range(batch_size)
+        ]
+        targets = tuple(
+            Target(
+                torch.randint(0, num_classes, (targets_per_image,), generator=generator),
+                torch.rand(targets_per_image, 4, generator=generator) * 0.4 + 0.1,
+                image_id=index,
+                orig_size=(height, width),
+            )
+            for index in range(batch_size)
+        )
+        batches.append(_pinned(Batch(ImageBatch.from_images(images), targets)))
+    return batches
+
+
+def cached_batches(data: DetectionData, *, seed: int, rank: int = 0, world_size: int = 1) -> StepBatches:
+    """Batches put together in the step, from images that were decoded and augmented before.
+
+    Args:
+        data: The training split, its batch size and padding; augmentation is that of a first epoch.
+        seed: Of order and augmentation.
+        rank: This rank.
+        world_size: The number of ranks.
+
+    Raises:
+        ValueError: The dataset does not fill one batch of every rank.
+    """
+    loader = data.train_loader(seed=seed, rank=rank, world_size=world_size)
+    cached = [_samples(batch) for batch in itertools.islice(loader, _NUM_CACHED_BATCHES)]
+
+    def batches() -> Iterator[Batch]:
+        for samples in itertools.cycle(cached):
+            yield _pinned(collate(samples, data.pad_to))
+
+    return StepBatches(batches())
+
+
+def loader_batches(
+    data: DetectionData, *, num_batches: int, seed: int, rank: int = 0, world_size: int = 1
+) -> StepBatches:
+    """The batches of the DataLoader that trains.
+
+    A dataset with fewer than `num_batches` batches is repeated within the epoch, since an epoch's start, where no
+    batch is ready, would weigh more than it does in training.
+
+    Args:
+        data: The training split and how it is loaded.
+        num_batches: Batches that will be taken.
+        seed: Of order and augmentation.
+        rank: This rank.
+        world_size: The number of ranks.
+    """
+    num_ahead = data.num_workers * _PREFETCHED
+    num_samples = (num_batches + num_ahead) * data.batch_size * world_size
+    data.repeat_training(-(-num_samples // len(data.train_dataset())))
+    loader = data.train_loader(seed=seed, rank=rank, world_size=world_size, pin_memory=torch.cuda.is_available())
+
+    def batches() -> Iterator[Batch]:
+        while True:
+            yield from loader
+
+    return StepBatches(batches(), num_ahead)
+
+
+def write_jpeg_dataset(folder: Path, *, num_images: int, size: int) -> None:
+    """Both splits of the synthetic dataset as JPEG files in COCO's layout: decoding without a download.
+
+    Nothing is written where a dataset of the same numbers lies already.
+
+    Args:
+        folder: The root of the dataset.
+        num_images: Of the training split; the validation split has one.
+        size: Height and width of the images in pixels.
+
+    Raises:
+        ValueError: The folder holds something else.
+    """
+    marker = folder / "jpeg_dataset.json"
+    wanted = {"num_images": num_images, "size": size}
+    if marker.is_file() and json.loads(marker.read_text()) == wanted:
+        return
+    if folder.exists() and any(folder.iterdir()):
+        raise ValueError(
+            f"{folder} holds something else than {num_images} JPEG images of {size} pixels; remove it, or give another "
+            "jpeg_folder"
+        )
+    (folder / "annotations").mkdir(parents=True)
+    lengths: dict[Split, int] = {"train": num_images, "val": 1}
+    for split, length in lengths.items():
+        dataset = SyntheticDataset(split, EvalTransform(None, None), num_images=length, size=size)
+        ground_truth = dataset.coco_ground_truth()
+        (folder / f"{split}2017").mkdir()
+        for index, image in enumerate(ground_truth["images"]):
+            image["file_name"] = image["file_name"].replace(".png", ".jpg")
+            pixels, _, _ = dataset.render(index)
+            Image.fromarray(pixels.transpose(1, 2, 0)).save(folder / f"{split}2017" / image["file_name"], quality=90)
+        (folder / "annotations" / f"instances_{split}2017.json").write_text(json.dumps(ground_truth))
+    marker.write_text(json.dumps(wanted))
+
+
+def _samples(batch: Batch) -> list[Sample]:
+    """The images of a batch without their padding, each with its target."""
+    return [
+        (pixels[:, :h, :w].clone(), target)
+        for pixels, (h, w), target in zip(batch.images.pixels, batch.images.sizes.tolist(), batch.targets, strict=True)
+    ]
+
+
+def _pinned(batch: Batch) -> Batch:
+    return batch.pin_memory() if torch.cuda.is_available() else batch

@@ -1,0 +1,38 @@
+"""A dataset several times over."""
+
+from typing import Any
+
+from torch.utils.data import Dataset
+
+from detr.data.dataset import DetectionDataset, Sample
+from detr.structures import ClassTable
+
+
+class RepeatedDataset(Dataset[Sample]):
+    """`dataset`, `times` over: an epoch of a small set becomes as long as one of a large set.
+
+    Args:
+        dataset: What to repeat; its ground truth stays as it is.
+        times: At least 1.
+    """
+
+    def __init__(self, dataset: DetectionDataset, times: int) -> None:
+        if times < 1:
+            raise ValueError(f"a dataset can be repeated 1 or more times; got {times}")
+        self._dataset = dataset
+        self._times = times
+
+    @property
+    def class_table(self) -> ClassTable:
+        return self._dataset.class_table
+
+    def __len__(self) -> int:
+        return len(self._dataset) * self._times
+
+    def __getitem__(self, index: int, /) -> Sample:
+        if not 0 <= index < len(self):
+            raise IndexError(f"sample {index} of {len(self)}")
+        return self._dataset[index % len(self._dataset)]
+
+    def coco_ground_truth(self) -> dict[str, Any]:
+        return self._dataset.coco_ground_truth()

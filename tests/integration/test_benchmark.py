@@ -1,0 +1,82 @@
+"""tools/benchmark.py on a CPU: one row in this process, and a preset with its reports."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import yaml
+
+from detr.benchmark.step_row import StepRow, read_rows
+
+Tool = Callable[..., str]
+
+
+@pytest.fixture(scope="module")
+def smoke(repository: Path) -> list[str]:
+    """What the smoke preset sets, smaller still."""
+    preset = yaml.safe_load((repository / "configs" / "benchmark" / "smoke.yaml").read_text())
+    return [*preset["shared"], "num_steps=1", "height=64", "width=64"]
+
+
+def measure(tool: Tool, tmp_path: Path, *overrides: str) -> StepRow:
+    result = tmp_path / "row.json"
+    tool("benchmark", "row=name", f"result={result}", *overrides)
+    return StepRow.from_json(result.read_text())
+
+
+def test_a_row_on_files(tool: Tool, smoke: list[str], tmp_path: Path):
+    from detr.benchmark.step_data import write_jpeg_dataset
+
+    write_jpeg_dataset(tmp_path / "jpegs", num_images=4, size=96)
+    files = [f"data.root={tmp_path / 'jpegs'}", "transforms=flip_only", "transforms.eval.size=64", "data.pad_to=64"]
+    for source in ("cached", "loader"):
+        row = measure(tool, tmp_path, *smoke, *files, f"data_source={source}", "data.num_workers=0")
+        assert (row.name, row.status, row.data_source, row.height) == ("name", "ok", source, None)
+        assert row.padded_mpx == 64 * 64 / 1e6
+        assert row.images_per_s is not None
+        assert row.num_workers == (0 if source == "loader" else None)
+    assert row.environment["versions"]["torch"]
+    assert row.spent_s.keys() == {"build", "warmup", "steps", "profile"}
+
+
+def test_one_batch_size_a_row(refused: Tool, smoke: list[str], tmp_path: Path):
+    message = refused(
+        "benchmark", "row=x", f"result={tmp_path / 'x'}", *smoke, "data_source=cached", "data.batch_size=5"
+    )
+    assert "batch_size=2, but data.batch_size=5" in message
+
+
+def test_the_noise_seed_changes_nothing_but_the_noise(tool: Tool, smoke: list[str], tmp_path: Path):
+    common = [*smoke, "measure=losses", "num_steps=2"]
+    losses = [
+        measure(tool, tmp_path, *common, f"model.dropout={dropout}", f"noise_seed={seed}").losses
+        for dropout, seed in ((0.1, 0), (0.1, 1), (0.0, 0), (0.0, 1))
+    ]
+    assert losses[0] != losses[1]
+    # the same weights and batches: without dropout nothing is left to differ
+    assert losses[2] == losses[3]
+
+
+def test_a_preset_with_its_reports(tool: Tool, refused: Tool, tmp_path: Path):
+    earlier = tmp_path / "earlier.jsonl"
+    earlier.write_text(StepRow("earlier", 0, "ok", batch_size=2, images_per_s=1.0).to_json() + "\n")
+    output = tool(
+        "benchmark",
+        "only=[reference]",
+        "benchmark.repeats=1",
+        f"extra_rows=[{earlier}]",
+        "benchmark.baselines=[earlier]",
+    )
+    folder = tmp_path / "outputs" / "benchmark"
+    assert {path.name for path in folder.iterdir()} == {
+        "config.yaml",
+        "kernels.md",
+        "report.md",
+        "report.png",
+        "rows.csv",
+        "rows.jsonl",
+    }
+    [row] = read_rows(folder / "rows.jsonl")
+    assert (row.name, row.status, row.kernel, row.model) == ("reference", "ok", "reference", "tiny")
+    assert "x earlier" in output
+    assert "only=['referense'] names rows that are not there" in refused("benchmark", "only=[referense]")
