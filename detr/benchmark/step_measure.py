@@ -33,18 +33,10 @@ def measure_speed(row: StepRow, state: TrainState, supply: StepBatches, *, num_w
     started_s = time.perf_counter()
     waits = host_syncs(state, next(supply.batches))
     kernels = profile_kernels(state, supply.batches, num_steps=NUM_PROFILED_STEPS)
-    assert row.batch_size is not None
-    # a loader's batches come in bursts, so the median step would leave out the waits between them
-    step_ms = times.step_ms_mean if row.data_source == "loader" else times.step_ms
+    timed = row.with_times(times.whole, world_size=world_size())
     return replace(
-        row,
-        images_per_s=row.batch_size * world_size() / step_ms * 1e3,
-        step_ms=times.step_ms,
-        step_ms_p20=times.step_ms_p20,
-        step_ms_p80=times.step_ms_p80,
-        step_ms_mean=times.step_ms_mean,
+        timed,
         phases_ms=times.phases_ms,
-        padded_mpx=times.padded_mpx,
         kernel_ms=kernels.kernel_ms,
         num_kernels=kernels.num_kernels,
         msda_forward_ms=kernels.msda_forward_ms,
@@ -53,13 +45,9 @@ def measure_speed(row: StepRow, state: TrainState, supply: StepBatches, *, num_w
         host_syncs=None if waits is None else sum(waits.values()),
         host_sync_places=waits or {},
         num_graphs=times.num_graphs,
-        num_recompiles=times.num_recompiles,
-        peak_gib=times.peak_gib,
-        reserved_gib=times.reserved_gib,
         loss=times.loss,
         top_kernels_ms=kernels.top_ms,
-        spent_s=row.spent_s
-        | {"warmup": times.warmup_s, "steps": times.steps_s, "profile": time.perf_counter() - started_s},
+        spent_s=timed.spent_s | {"steps": times.steps_s, "profile": time.perf_counter() - started_s},
     )
 
 

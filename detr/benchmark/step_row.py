@@ -8,6 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self
 
+from detr.benchmark.throughput import WholeSteps
+
 
 @dataclass(frozen=True)
 class StepRow:
@@ -101,6 +103,30 @@ class StepRow:
     date: str | None = None
     overrides: tuple[str, ...] = ()
     environment: dict[str, Any] = dataclasses.field(default_factory=dict)
+
+    def with_times(self, whole: WholeSteps, *, world_size: int) -> Self:
+        """This row with what was timed of its steps; reads its batch size and data source.
+
+        Args:
+            whole: Of one rank.
+            world_size: Ranks, which all step together.
+        """
+        assert self.batch_size is not None
+        # a loader's batches come in bursts, so the median step would leave out the waits between them
+        step_ms = whole.mean_ms if self.data_source == "loader" else whole.median_ms
+        return dataclasses.replace(
+            self,
+            images_per_s=self.batch_size * world_size / step_ms * 1e3,
+            step_ms=whole.median_ms,
+            step_ms_p20=whole.p20_ms,
+            step_ms_p80=whole.p80_ms,
+            step_ms_mean=whole.mean_ms,
+            padded_mpx=whole.padded_mpx,
+            num_recompiles=whole.num_recompiles,
+            peak_gib=whole.peak_gib,
+            reserved_gib=whole.reserved_gib,
+            spent_s=self.spent_s | {"warmup": whole.warmup_s},
+        )
 
     def to_json(self) -> str:
         return json.dumps(dataclasses.asdict(self))

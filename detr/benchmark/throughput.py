@@ -3,6 +3,7 @@
 import itertools
 import statistics
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -11,43 +12,65 @@ from torch._dynamo.utils import counters
 from detr.benchmark.step_data import StepBatches
 from detr.engine.state import TrainState
 from detr.engine.step import train_step
+from detr.structures import Batch
 from detr.telemetry.timer import PhaseTimer
 
 PHASES = ("data", "h2d", "forward", "loss", "backward", "optimizer")
 
 
 @dataclass(frozen=True)
-class StepTimes:
-    """Times of training steps, in milliseconds.
+class WholeSteps:
+    """Times of whole steps.
 
     Attributes:
-        step_ms: Median over the timed steps of one step: host, device and the wait for the batch together.
-        step_ms_p20: 20th percentile.
-        step_ms_p80: 80th percentile.
-        step_ms_mean: Mean.
-        phases_ms: Median of each of `PHASES`, on the device; `data` on the host.
+        step_ms: Of each timed step, ascending, in milliseconds: host, device and the wait for the batch together.
         padded_mpx: Mean size of an image of the timed steps, with its padding, in millions of pixels.
-        num_graphs: Graphs compiled in this process so far.
-        num_recompiles: Of them during the timed steps.
+        num_recompiles: Graphs that torch.compile made during the timed steps.
         peak_gib: Most memory in tensors; None on the CPU.
         reserved_gib: Most memory the allocator held; likewise.
-        loss: Of the last step, a sign that it trained.
         warmup_s: Wall time of the warm-up.
-        steps_s: Wall time of the timed steps.
     """
 
-    step_ms: float
-    step_ms_p20: float
-    step_ms_p80: float
-    step_ms_mean: float
-    phases_ms: dict[str, float]
+    step_ms: tuple[float, ...]
     padded_mpx: float
-    num_graphs: int
     num_recompiles: int
     peak_gib: float | None
     reserved_gib: float | None
-    loss: float
     warmup_s: float
+
+    @property
+    def median_ms(self) -> float:
+        return statistics.median(self.step_ms)
+
+    @property
+    def p20_ms(self) -> float:
+        return self.step_ms[len(self.step_ms) // 5]
+
+    @property
+    def p80_ms(self) -> float:
+        return self.step_ms[len(self.step_ms) * 4 // 5]
+
+    @property
+    def mean_ms(self) -> float:
+        return statistics.fmean(self.step_ms)
+
+
+@dataclass(frozen=True)
+class StepTimes:
+    """Times of our training steps.
+
+    Attributes:
+        whole: Of steps timed as a whole.
+        phases_ms: Median of each of `PHASES` in further steps, on the device; `data` on the host.
+        num_graphs: Graphs compiled in this process so far.
+        loss: Of the last step, a sign that it trained.
+        steps_s: Wall time of all timed steps.
+    """
+
+    whole: WholeSteps
+    phases_ms: dict[str, float]
+    num_graphs: int
+    loss: float
     steps_s: float
 
 
@@ -57,6 +80,37 @@ def measure_steps(state: TrainState, supply: StepBatches, *, num_warmup: int, nu
     Args:
         state: What is trained; its weights change.
         supply: Batches of one optimizer step each.
+        num_warmup: See `time_steps`.
+        num_steps: See `time_steps`.
+    """
+    started_s = time.perf_counter()
+    whole = time_steps(
+        lambda batch: train_step(state, [batch]), supply, state.device, num_warmup=num_warmup, num_steps=num_steps
+    )
+    timer = PhaseTimer(state.device)
+    for _ in range(num_steps):
+        with timer.host_span("data"):
+            batch = next(supply.batches)
+        result = train_step(state, [batch], timer)
+    phases = timer.read_ms()
+    return StepTimes(
+        whole=whole,
+        phases_ms={name: statistics.median(phases[name]) for name in PHASES if name in phases},
+        num_graphs=_num_graphs(),
+        loss=float(result.loss),
+        steps_s=time.perf_counter() - started_s - whole.warmup_s,
+    )
+
+
+def time_steps(
+    step: Callable[[Batch], object], supply: StepBatches, device: torch.device, *, num_warmup: int, num_steps: int
+) -> WholeSteps:
+    """Time `step` on the batches of `supply`, whoever's step it is.
+
+    Args:
+        step: Does one optimizer step.
+        supply: Its batches.
+        device: What it runs on.
         num_warmup: Steps before the clock starts: compilation, autotuning, allocator.
         num_steps: Timed steps.
 
@@ -65,53 +119,34 @@ def measure_steps(state: TrainState, supply: StepBatches, *, num_warmup: int, nu
     """
     if num_warmup < 1 or num_steps < 1:
         raise ValueError(f"needs num_warmup >= 1 and num_steps >= 1; got {num_warmup} and {num_steps}")
-    device, batches = state.device, supply.batches
     on_gpu = device.type == "cuda"
     started_s = time.perf_counter()
     for _ in range(num_warmup):
-        train_step(state, [next(batches)])
+        step(next(supply.batches))
     for _ in range(supply.num_ahead):
-        next(batches)
+        next(supply.batches)
     _wait(device)
     if on_gpu:
         torch.cuda.reset_peak_memory_stats(device)
     num_graphs = _num_graphs()
-    warm_s = time.perf_counter()
+    warmup_s = time.perf_counter() - started_s
     # no spans here: their events would add to the launches that bound small batches
     marks = [_mark(device)]
     num_pixels = num_images = 0
     for _ in range(num_steps):
-        batch = next(batches)
-        result = train_step(state, [batch])
+        batch = next(supply.batches)
+        step(batch)
         marks.append(_mark(device))
         num_images += len(batch)
         num_pixels += batch.images.padding_mask.numel()
     _wait(device)
-    num_recompiles = _num_graphs() - num_graphs
-    step_ms = [_elapsed_ms(start, end) for start, end in itertools.pairwise(marks)]
-    peak_gib = torch.cuda.max_memory_allocated(device) / 2**30 if on_gpu else None
-    reserved_gib = torch.cuda.max_memory_reserved(device) / 2**30 if on_gpu else None
-    timer = PhaseTimer(device)
-    for _ in range(num_steps):
-        with timer.host_span("data"):
-            batch = next(batches)
-        result = train_step(state, [batch], timer)
-    phases = timer.read_ms()
-    ordered = sorted(step_ms)
-    return StepTimes(
-        step_ms=statistics.median(ordered),
-        step_ms_p20=ordered[len(ordered) // 5],
-        step_ms_p80=ordered[len(ordered) * 4 // 5],
-        step_ms_mean=statistics.fmean(ordered),
-        phases_ms={name: statistics.median(phases[name]) for name in PHASES if name in phases},
+    return WholeSteps(
+        step_ms=tuple(sorted(_elapsed_ms(start, end) for start, end in itertools.pairwise(marks))),
         padded_mpx=num_pixels / num_images / 1e6,
-        num_graphs=_num_graphs(),
-        num_recompiles=num_recompiles,
-        peak_gib=peak_gib,
-        reserved_gib=reserved_gib,
-        loss=float(result.loss),
-        warmup_s=warm_s - started_s,
-        steps_s=time.perf_counter() - warm_s,
+        num_recompiles=_num_graphs() - num_graphs,
+        peak_gib=torch.cuda.max_memory_allocated(device) / 2**30 if on_gpu else None,
+        reserved_gib=torch.cuda.max_memory_reserved(device) / 2**30 if on_gpu else None,
+        warmup_s=warmup_s,
     )
 
 
