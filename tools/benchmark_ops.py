@@ -37,10 +37,11 @@ def main(cfg: DictConfig) -> None:
         "command": shlex.join(["python", "tools/benchmark_ops.py", *sys.argv[1:]]),
         "environment": format_environment(collect_environment()),
         "date": datetime.now(UTC).date().isoformat(),
+        "picture": f"{name}.png",
     }
     folder = Path(cfg.output_dir)
     folder.mkdir(parents=True, exist_ok=True)
-    picture = folder / f"{name}.png"
+    picture = folder / header["picture"]
     rows: list[OpRow] | list[FusedRow]
     if cfg.benchmark.case == "fused":
         rows = measure_fused_rows(cfg)

@@ -9,9 +9,16 @@ from matplotlib.figure import Figure
 from detr.benchmark.op_fused import FusedRow
 
 
-def fused_markdown(rows: Sequence[FusedRow], *, title: str, command: str, environment: str, date: str) -> str:
-    """A table a workload: time and memory of the eager forms over those of the fused one."""
+def fused_markdown(
+    rows: Sequence[FusedRow], *, title: str, command: str, environment: str, date: str, picture: str
+) -> str:
+    """A table a workload: time and memory of the eager forms over those of the fused one.
+
+    Args:
+        picture: Name of the plot, in the same folder.
+    """
     lines = [f"# {title}", "", f"```\n$ {command}\n{environment}\n{'date':<8}  {date}\n```"]
+    lines += ["", f"![{title}]({picture})"]
     header = ["form", "forward + backward ms", "fused is faster", "saved MiB", "fused saves of it"]
     header += ["saved without value MiB", "fused saves of it", "peak MiB", "parity"]
     for workload in dict.fromkeys(row.workload for row in rows):

@@ -11,9 +11,16 @@ from detr.benchmark.op_row import OpRow
 PEER, PLAIN = "deformops", "grid_sample"
 
 
-def markdown_report(rows: Sequence[OpRow], *, title: str, command: str, environment: str, date: str) -> str:
-    """A table a workload, with ratios to the peer in the same accumulator and to eager grid_sample."""
+def markdown_report(
+    rows: Sequence[OpRow], *, title: str, command: str, environment: str, date: str, picture: str
+) -> str:
+    """A table a workload, with ratios to the peer in the same accumulator and to eager grid_sample.
+
+    Args:
+        picture: Name of the plot, in the same folder.
+    """
     lines = [f"# {title}", "", f"```\n$ {command}\n{environment}\n{'date':<8}  {date}\n```"]
+    lines += ["", f"![{title}]({picture})"]
     for workload in dict.fromkeys(row.workload for row in rows):
         case, batch_size, noise_px, dtype = workload
         spread = f", offsets +- {noise_px:g} px" if case == "encoder" else ""
@@ -66,22 +73,32 @@ def plot_report(rows: Sequence[OpRow], path: Path, *, title: str) -> None:
 
 
 def plot_spread(rows: Sequence[OpRow], path: Path, *, title: str) -> None:
-    """Backward milliseconds an image against the spread of the encoder's offsets."""
-    good = [row for row in rows if row.status == "ok" and row.backward_ms is not None]
-    figure = Figure(figsize=(7, 4), layout="constrained")
+    """Milliseconds an image against the spread of the encoder's offsets, forward and backward."""
+    good = [row for row in rows if row.status == "ok" and row.forward_ms is not None and row.backward_ms is not None]
+    figure = Figure(figsize=(11, 4), layout="constrained")
     FigureCanvasAgg(figure)
-    axes = figure.add_subplot()
-    for name in dict.fromkeys((row.name, row.dtype) for row in good):
-        line = sorted(
-            (row.noise_px, (row.backward_ms or 0) / row.batch_size) for row in good if (row.name, row.dtype) == name
-        )
-        axes.plot(*zip(*line, strict=True), "o-", label=" ".join(name))
-    axes.set_xscale("log")
-    axes.set_xlabel("spread of the offsets, px")
-    axes.set_ylabel("backward, ms an image")
-    axes.set_ylim(bottom=0)
-    axes.legend()
-    axes.set_title(title)
+    spreads = sorted({row.noise_px for row in good})
+    panels = figure.subplots(1, 2, squeeze=False)[0]
+    for axes, name, times_ms in (
+        (panels[0], "forward", {row: row.forward_ms or 0 for row in good}),
+        (panels[1], "backward", {row: row.backward_ms or 0 for row in good}),
+    ):
+        for line in dict.fromkeys((row.name, row.dtype) for row in good):
+            points = sorted(
+                (row.noise_px, ms / row.batch_size) for row, ms in times_ms.items() if (row.name, row.dtype) == line
+            )
+            # the peer dashed, a colour a dtype
+            style = "o--" if line[0].startswith(PEER) else "o-"
+            colour = "#f58518" if line[1] == "fp32" else "#4c78a8"
+            axes.plot(*zip(*points, strict=True), style, color=colour, label=" ".join(line))
+        axes.set_xscale("log")
+        axes.set_xticks(spreads, [f"{spread:g}" for spread in spreads])
+        axes.minorticks_off()
+        axes.set_xlabel("spread of the offsets, px")
+        axes.set_ylabel(f"{name}, ms an image")
+        axes.set_ylim(bottom=0)
+    panels[0].legend(fontsize=8)
+    figure.suptitle(title)
     figure.savefig(path, dpi=120)
 
 

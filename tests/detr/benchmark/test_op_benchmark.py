@@ -47,6 +47,8 @@ ROWS = [
     OpRow("encoder", 2, 1.5, "bf16", "triton", "native", False, "error bound missed: grad value", verified=False),
 ]
 
+HEADER = {"title": "T", "command": "python x", "environment": "gpu  H", "date": "2026-01-02", "picture": "p.png"}
+
 
 def test_encoder_queries_are_the_cells_and_look_around_themselves():
     problem, grad_output = make_inputs(
@@ -80,7 +82,9 @@ def test_timing_is_the_median_with_percentiles():
 
 
 def test_report_holds_the_ratios_and_the_reasons(tmp_path):
-    report = markdown_report(ROWS, title="T", command="python x", environment="gpu  H", date="2026-01-02")
+    report = markdown_report(
+        ROWS, title="T", command="python x", environment="gpu  H", date="2026-01-02", picture="p.png"
+    )
     (line,) = [line for line in report.splitlines() if line.startswith("| cuda float32")]
     cells = [cell.strip() for cell in line.split("|")]
     # half the peer's time forward and backward, 20 times grid_sample
@@ -88,6 +92,7 @@ def test_report_holds_the_ratios_and_the_reasons(tmp_path):
     assert "| triton native | error bound missed: grad value |" in report
     assert "2026-01-02" in report
     assert "$ python x" in report
+    assert "![T](p.png)" in report
     plot_report(ROWS, tmp_path / "a.png", title="T")
     plot_spread([ROW, replace(ROW, noise_px=8.0)], tmp_path / "b.png", title="T")
     assert (tmp_path / "a.png").stat().st_size > 1000

@@ -68,7 +68,9 @@ def test_a_row_names_its_form_and_backend(problem):
 def test_report_holds_the_ratios(tmp_path):
     failed = FusedRow(2, "fp32", "cuda", "fused", "error bound missed: output", verified=False)
     rows = [EAGER, FUSED, failed, replace(EAGER, batch_size=2, dtype="fp32")]
-    report = fused_markdown(rows, title="T", command="python x", environment="gpu  H", date="2026-01-02")
+    report = fused_markdown(
+        rows, title="T", command="python x", environment="gpu  H", date="2026-01-02", picture="p.png"
+    )
     (line,) = [line for line in report.splitlines() if line.startswith("| eager | 6.600") and "2.20x" in line]
     assert [cell.strip() for cell in line.split("|")][3:9] == ["2.20x", "500.0", "80%", "200.0", "45%", "900"]
     assert "| fused | 3.000 [2.900, 3.100] |  | 400.0 |" in report
