@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self
 
-from detr.benchmark.throughput import WholeSteps
+from detr.benchmark.whole_steps import WholeSteps
 
 
 @dataclass(frozen=True)
