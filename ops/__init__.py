@@ -1,4 +1,4 @@
-"""Multi-scale deformable attention (MSDA): one contract, several backends.
+"""Multi-scale deformable attention (MSDA): one contract, several backends; and what else a layer needs fused.
 
 The public surface is what this file exports. Importing it compiles nothing and touches no GPU.
 """
@@ -7,6 +7,7 @@ from ops.msda.config import KernelConfig
 from ops.msda.dispatch import BackendStatus, BackendUnavailable, backends
 from ops.msda.functional import ms_deform_attn, ms_deform_attn_fused
 from ops.msda.module import MSDeformAttn
+from ops.relu_dropout import relu_dropout
 
 __all__ = [
     "BackendStatus",
@@ -16,4 +17,5 @@ __all__ = [
     "backends",
     "ms_deform_attn",
     "ms_deform_attn_fused",
+    "relu_dropout",
 ]

@@ -9,9 +9,9 @@ from typing import Any
 import safetensors.torch
 import timm
 import torch
-from timm.utils.model import freeze_batch_norm_2d
 from torch import Tensor, nn
 
+from detr.models.frozen_norm import freeze_batch_norms
 from detr.structures import ImageBatch
 
 logger = logging.getLogger(__name__)
@@ -77,8 +77,11 @@ class Backbone(nn.Module):
         config = net.pretrained_cfg
         if isinstance(pretrained, str):
             _load_local_weights(net, Path(pretrained))
-        self.net = freeze_batch_norm_2d(net) if freeze_norm else net
-        _freeze_children(self.net, freeze)
+        if freeze_norm:
+            net = freeze_batch_norms(net)
+        _freeze_children(net, freeze)
+        # channels last is what the convolutions of a GPU compute in: otherwise every one turns its input and output
+        self.net = net.to(memory_format=torch.channels_last)
         pixel_mean = torch.tensor(config["mean"] if mean is None else mean).view(1, 3, 1, 1)
         pixel_std = torch.tensor(config["std"] if std is None else std).view(1, 3, 1, 1)
         # not in the state_dict: they are configuration, and checkpoints of other codebases lack them
@@ -90,7 +93,7 @@ class Backbone(nn.Module):
         pixels = images.pixels.to(self.pixel_mean.dtype) / 255
         pixels = (pixels - self.pixel_mean) / self.pixel_std
         # padding is zero after normalisation, as DETR pads normalised images
-        pixels = pixels.masked_fill(images.padding_mask[:, None], 0)
+        pixels = pixels.masked_fill(images.padding_mask[:, None], 0).contiguous(memory_format=torch.channels_last)
         features = self.net(pixels)
         if self._channels_last:
             features = [feature.permute(0, 3, 1, 2) for feature in features]

@@ -2,6 +2,8 @@
 
 from torch import Tensor, nn
 
+from ops import relu_dropout
+
 
 class FeedForward(nn.Module):
     """x -> norm(x + dropout(linear2(dropout(relu(linear1(x)))))), post-norm (recipe, section 6.2)."""
@@ -16,5 +18,6 @@ class FeedForward(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """(N, S, C) -> (N, S, C)."""
-        update = self.linear2(self.inner_dropout(self.linear1(x).relu()))
+        inner = self.inner_dropout
+        update = self.linear2(relu_dropout(self.linear1(x), inner.p, training=inner.training))
         return self.norm(x + self.outer_dropout(update))
