@@ -74,6 +74,7 @@ def measure_row(cfg: DictConfig) -> StepRow:
         total_batch=cfg.batch_size * context.world_size,
         steps_per_epoch=1000,
         compile=cfg.compile,
+        cuda_graphs=cfg.cuda_graphs,
     )
     supply = _supply(cfg, context)
     fixed_size = source == "synthetic"

@@ -56,6 +56,8 @@ def main(cfg: DictConfig) -> None:
         ema_decay=settings.ema_decay,
         max_grad_norm=settings.clip,
         compile=settings.compile,
+        compile_shapes=settings.compile_shapes,
+        cuda_graphs=settings.cuda_graphs,
     )
     seed_everything(cfg.seed, context.rank)
     progress = Progress()

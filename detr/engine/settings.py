@@ -2,6 +2,8 @@
 
 from dataclasses import dataclass
 
+from detr.engine.compile import ShapeMode
+
 
 @dataclass(frozen=True)
 class TrainerSettings:
@@ -18,6 +20,8 @@ class TrainerSettings:
         keep_last: Checkpoints to keep beside best.pt, the newest (last.pt) included; if one is damaged, the run goes
             on from the one before.
         compile: Run the backbone, the neck and every layer compiled.
+        compile_shapes: auto | static, see `compile_regions`.
+        cuda_graphs: Launch forward and backward as captured graphs, one pair a padded size; see `GraphedDetector`.
         profile_steps: Steps to profile after a warm-up, into the run folder; 0 profiles none. See `StepProfiler`.
 
     Raises:
@@ -33,6 +37,8 @@ class TrainerSettings:
     save_every_steps: int | None = 1000
     keep_last: int = 2
     compile: bool = False
+    compile_shapes: ShapeMode = "auto"
+    cuda_graphs: bool = False
     profile_steps: int = 0
 
     def __post_init__(self) -> None:
@@ -48,3 +54,8 @@ class TrainerSettings:
         # the negation also refuses NaN
         if self.clip is not None and not self.clip > 0:
             raise ValueError(f"trainer.clip must be positive, or null for no clipping; got {self.clip}")
+        if self.cuda_graphs and self.accumulate > 1:
+            raise ValueError(
+                f"trainer.cuda_graphs=true takes one batch an optimizer step; got trainer.accumulate={self.accumulate}. "
+                "Set one of them back"
+            )

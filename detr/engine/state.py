@@ -11,7 +11,8 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
 from detr.distributed import DistributedContext
-from detr.engine.compile import CompiledRegions, compile_regions
+from detr.engine.compile import CompiledRegions, ShapeMode, compile_regions
+from detr.engine.cuda_graphs import GraphedDetector
 from detr.engine.ema import EMA
 from detr.engine.precision import Precision
 from detr.engine.schedule import LRCurve, LRSchedule
@@ -33,6 +34,7 @@ class TrainState:
         ema: The averaged copy, or None.
         max_grad_norm: Global L2 norm the gradients are clipped to; None does not clip.
         compiled: The regions that run compiled, or None.
+        graphs: The captured passes, inside `model`, or None.
     """
 
     model: nn.Module
@@ -45,11 +47,13 @@ class TrainState:
     ema: EMA | None = None
     max_grad_norm: float | None = 0.1
     compiled: CompiledRegions | None = None
+    graphs: GraphedDetector | None = None
 
     @property
     def detector(self) -> nn.Module:
-        """The model without the DDP wrapper."""
-        return self.model.module if isinstance(self.model, DistributedDataParallel) else self.model
+        """The model without its wrappers."""
+        model = self.model.module if isinstance(self.model, DistributedDataParallel) else self.model
+        return model.detector if isinstance(model, GraphedDetector) else model
 
     @property
     def evaluated(self) -> nn.Module:
@@ -70,6 +74,8 @@ def build_train_state(
     ema_decay: float | None = None,
     max_grad_norm: float | None = 0.1,
     compile: bool = False,
+    compile_shapes: ShapeMode = "auto",
+    cuda_graphs: bool = False,
 ) -> TrainState:
     """Move the model to its device and build what trains it; sets the process's matmul modes.
 
@@ -85,18 +91,24 @@ def build_train_state(
         ema_decay: Of the averaged copy; None keeps none.
         max_grad_norm: See `TrainState`.
         compile: Compile the regions of `compile_regions`; the averaged copy stays uncompiled.
+        compile_shapes: See `compile_regions`.
+        cuda_graphs: Run forward and backward as captured graphs, see `GraphedDetector`.
+
+    Raises:
+        ValueError: The device cannot do what is asked.
     """
     device = context.device
     precision.prepare(device)
     model = model.to(device).train()
     optimizer = make_optimizer(model, total_batch=total_batch)
-    wrapped: nn.Module = model
+    graphs = GraphedDetector(model) if cuda_graphs else None
+    wrapped = graphs or model
     if context.world_size > 1:
         # the batch is moved by the step, so DDP gets no device ids; it broadcasts buffers before each
         # forward only where batch statistics would drift apart
-        wrapped = DistributedDataParallel(model, broadcast_buffers=has_batch_statistics(model))
+        wrapped = DistributedDataParallel(wrapped, broadcast_buffers=has_batch_statistics(model))
     ema = None if ema_decay is None else EMA(model, ema_decay)
-    compiled = compile_regions(model) if compile else None
+    compiled = compile_regions(model, shapes=compile_shapes) if compile else None
     return TrainState(
         model=wrapped,
         criterion=criterion.to(device).train(),
@@ -108,6 +120,7 @@ def build_train_state(
         ema=ema,
         max_grad_norm=max_grad_norm,
         compiled=compiled,
+        graphs=graphs,
     )
 
 

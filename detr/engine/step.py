@@ -60,10 +60,16 @@ def train_step(
         stop_requested: What this rank tells the others, who may have to stop together.
 
     Raises:
-        ValueError: `window` is empty.
+        ValueError: `window` is empty, or holds several batches for captured graphs, whose gradients would
+            overwrite each other.
     """
     if not window:
         raise ValueError("train_step needs at least one batch; got an empty window")
+    if state.graphs is not None and len(window) > 1:
+        raise ValueError(
+            f"CUDA graphs take one batch an optimizer step; got {len(window)}. Set trainer.accumulate=1 or "
+            "trainer.cuda_graphs=false"
+        )
     timer = timer or PhaseTimer(state.device, enabled=False)
     num_boxes, num_stop_requests = _sums_over_ranks(window, stop_requested, state.device)
     state.optimizer.zero_grad(set_to_none=True)

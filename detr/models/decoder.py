@@ -4,6 +4,7 @@ import copy
 from collections.abc import Sequence
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from detr.boxes import inverse_sigmoid
@@ -39,7 +40,7 @@ class DecoderLayer(nn.Module):
         queries: Tensor,
         query_pos: Tensor,
         reference_points: Tensor,
-        memory: Tensor,
+        value: Tensor,
         levels: LevelGeometry,
     ) -> Tensor:
         """(N, Lq, C) -> (N, Lq, C).
@@ -48,16 +49,16 @@ class DecoderLayer(nn.Module):
             queries: (N, Lq, C), content.
             query_pos: (N, Lq, C), position.
             reference_points: (N, Lq, L, 2 or 4), of each padded level.
-            memory: (N, S, C).
+            value: (N, S, C), the memory through `cross_attn.value_proj`.
             levels: Geometry of the batch.
         """
         placed = queries + query_pos
         update, _ = self.self_attn(placed, placed, queries, need_weights=False)
         queries = self.self_attn_norm(queries + self.self_attn_dropout(update))
-        update = self.cross_attn(
+        update = self.cross_attn.attend(
             queries + query_pos,
             reference_points,
-            memory,
+            value,
             levels.spatial_shapes,
             valid_sizes=levels.valid_sizes,
         )
@@ -119,9 +120,10 @@ class Decoder(nn.Module):
         # what the next layer looks at, and what the next box is predicted from: the same values, but the
         # second keeps its gradient under look_forward_twice
         looked_at = predicted_from = reference_points
-        for layer, box_head in zip(self.layers, box_heads, strict=True):
+        values = project_together(memory, [layer.cross_attn.value_proj for layer in self.layers])
+        for layer, value, box_head in zip(self.layers, values, box_heads, strict=True):
             scale = levels.valid_ratios.repeat(1, 1, looked_at.shape[-1] // 2)  # (N, L, 2 or 4)
-            queries = layer(queries, query_pos, looked_at[:, :, None] * scale[:, None], memory, levels)
+            queries = layer(queries, query_pos, looked_at[:, :, None] * scale[:, None], value, levels)
             box = refine_boxes(box_head(queries), predicted_from)
             states.append(queries)
             boxes.append(box)
@@ -129,6 +131,18 @@ class Decoder(nn.Module):
                 looked_at = box.detach()
                 predicted_from = box if self.look_forward_twice else looked_at
         return torch.stack(states), torch.stack(boxes)
+
+
+def project_together(memory: Tensor, projections: Sequence[nn.Linear]) -> tuple[Tensor, ...]:
+    """Each of K `projections` of one memory (N, S, C), as K tensors (N, S, C), by one matrix product.
+
+    The memory is cast, and its gradient summed over the layers, once: inside a product that accumulates in
+    float32, where K products would add up K rounded gradients of the size of the memory.
+    """
+    weight = torch.cat([projection.weight for projection in projections])  # (K*C, C)
+    bias = torch.cat([projection.bias for projection in projections])
+    together = F.linear(memory, weight, bias).unflatten(-1, (len(projections), -1))  # (N, S, K, C)
+    return tuple(value.contiguous() for value in together.unbind(-2))
 
 
 def refine_boxes(delta: Tensor, reference_points: Tensor) -> Tensor:

@@ -107,21 +107,41 @@ class MSDeformAttn(nn.Module):
         Raises:
             ValueError: A shape does not fit this module or the other arguments.
         """
-        if query.ndim != 3 or query.shape[-1] != self.d_model:
-            raise ValueError(f"query must be (N, Lq, {self.d_model}); got shape {tuple(query.shape)}")
         if memory.ndim != 3 or memory.shape[-1] != self.d_model:
             raise ValueError(f"memory must be (N, S, {self.d_model}); got shape {tuple(memory.shape)}")
+        value = self.value_proj(memory)
+        return self.attend(query, reference_points, value, spatial_shapes, valid_sizes=valid_sizes)
+
+    def attend(
+        self,
+        query: Tensor,
+        reference_points: Tensor,
+        value: Tensor,
+        spatial_shapes: SpatialShapes,
+        *,
+        valid_sizes: Tensor | None = None,
+    ) -> Tensor:
+        """`forward` with the projected memory, for layers that project one memory together.
+
+        Args:
+            value: (N, S, C), `value_proj` of the memory.
+
+        The other arguments, the result and the errors are those of `forward`.
+        """
+        if query.ndim != 3 or query.shape[-1] != self.d_model:
+            raise ValueError(f"query must be (N, Lq, {self.d_model}); got shape {tuple(query.shape)}")
+        if value.ndim != 3 or value.shape[-1] != self.d_model:
+            raise ValueError(f"value must be (N, S, {self.d_model}); got shape {tuple(value.shape)}")
         if len(spatial_shapes) != self.num_levels:
             raise ValueError(
                 f"spatial_shapes must hold {self.num_levels} levels, as this module was built with "
                 f"num_levels={self.num_levels}; got {len(spatial_shapes)}"
             )
         M, L, P = self.num_heads, self.num_levels, self.num_points
-        value = self.value_proj(memory).unflatten(-1, (M, -1))  # (N, S, M, D)
         sampling_offsets = self.sampling_offsets(query).unflatten(-1, (M, L, P, 2))  # (N, Lq, M, L, P, 2)
         attention_logits = self.attention_weights(query).unflatten(-1, (M, L, P))  # (N, Lq, M, L, P)
         output = ms_deform_attn_fused(
-            value,
+            value.unflatten(-1, (M, -1)),  # (N, S, M, D)
             spatial_shapes,
             reference_points,
             sampling_offsets,

@@ -135,8 +135,8 @@ class TestDropout:
         layer = DecoderLayer(
             MSDeformAttn(32, 2, 4, 2), d_model=32, num_heads=4, dim_feedforward=48, dropout=1.0
         ).train()
-        queries, query_pos, memory = (torch.randn(1, count, 32) for count in (5, 5, tokens))
-        output = layer(queries, query_pos, torch.rand(1, 5, 2, 2), memory, levels)
+        queries, query_pos, value = (torch.randn(1, count, 32) for count in (5, 5, tokens))
+        output = layer(queries, query_pos, torch.rand(1, 5, 2, 2), value, levels)
         expected = layer.ffn.norm(layer.cross_attn_norm(layer.self_attn_norm(queries)))
         torch.testing.assert_close(output, expected)
         # also on the attention probabilities of the queries among themselves

@@ -1,0 +1,146 @@
+"""Captured passes: the same numbers as plain ones, for every size, and clear errors where they cannot be."""
+
+import pytest
+import torch
+from torch import nn
+
+from detr.benchmark.throughput import synthetic_batches
+from detr.distributed import DistributedContext
+from detr.engine.cuda_graphs import GraphedDetector, _from_tensors, _to_tensors
+from detr.engine.optim import build_adamw
+from detr.engine.precision import Precision
+from detr.engine.schedule import StepDecay
+from detr.engine.settings import TrainerSettings
+from detr.engine.state import build_train_state
+from detr.engine.step import train_step
+from detr.losses import HungarianMatcher, SetCriterion
+from detr.models import Backbone, deformable_detr
+from detr.structures import DetectorOutput, LayerOutput
+from ops import KernelConfig
+
+
+@pytest.mark.parametrize("two_stage", [False, True])
+def test_outputs_survive_as_tensors(two_stage):
+    proposals = LayerOutput(torch.rand(2, 9, 5), torch.rand(2, 9, 4)) if two_stage else None
+    output = DetectorOutput(torch.rand(3, 2, 7, 5), torch.rand(3, 2, 7, 4), proposals)
+    again = _from_tensors(_to_tensors(output))
+    assert again.layer_logits is output.layer_logits
+    assert again.layer_boxes is output.layer_boxes
+    assert again.enc_outputs == proposals
+
+
+def test_a_cpu_is_refused_with_the_switch_to_set():
+    with pytest.raises(ValueError, match="cuda_graphs=false"):
+        GraphedDetector(nn.Linear(2, 2))
+
+
+def test_accumulation_is_refused():
+    with pytest.raises(ValueError, match="accumulate=2"):
+        TrainerSettings(cuda_graphs=True, accumulate=2)
+
+
+gpu = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]
+
+
+def make_state(*, cuda_graphs, precision="fp32", two_stage=False, dropout=0.0, compile=False, max_graphs=32):
+    torch.manual_seed(0)
+    model = deformable_detr(
+        Backbone("resnet18"),
+        num_classes=5,
+        num_queries=30,
+        d_model=64,
+        num_heads=4,
+        num_encoder_layers=2,
+        num_decoder_layers=2,
+        dim_feedforward=64,
+        dropout=dropout,
+        with_box_refine=True,
+        two_stage=two_stage,
+        # sums in a fixed order, so that two runs can be compared
+        kernel=KernelConfig(backend="cuda", deterministic=True),
+    )
+    state = build_train_state(
+        model,
+        SetCriterion(num_classes=5, matcher=HungarianMatcher()),
+        lambda model, total_batch: build_adamw(model, total_batch=total_batch, lr=1e-4, scale_lr=False),
+        StepDecay(epochs=1, milestones=()),
+        Precision(precision),
+        DistributedContext(rank=0, local_rank=0, world_size=1, device=torch.device("cuda", 0)),
+        total_batch=4,
+        steps_per_epoch=100,
+        ema_decay=0.9,
+        compile=compile,
+        cuda_graphs=cuda_graphs,
+    )
+    if state.graphs is not None:
+        state.graphs.max_graphs = max_graphs
+    return state
+
+
+def make_batches():
+    sizes = [(192, 256), (160, 224), (192, 256), (160, 224)]
+    return [
+        synthetic_batches(batch_size=2, height=h, width=w, targets_per_image=3, num_classes=5, num_batches=1)[0]
+        for h, w in sizes
+    ]
+
+
+class TestOnTheGPU:
+    pytestmark = gpu
+
+    @pytest.mark.parametrize("two_stage", [False, True], ids=["one-stage", "two-stage"])
+    @pytest.mark.parametrize("precision", ["fp32", "bf16", "fp16"])
+    def test_steps_equal_plain_ones(self, precision, two_stage):
+        plain = make_state(cuda_graphs=False, precision=precision, two_stage=two_stage)
+        graphed = make_state(cuda_graphs=True, precision=precision, two_stage=two_stage)
+        for _ in range(2):
+            for batch in make_batches():
+                expected, result = train_step(plain, [batch]), train_step(graphed, [batch])
+                assert float(result.loss) == pytest.approx(float(expected.loss), rel=2e-3)
+        assert graphed.graphs.num_graphs == 2
+        tolerance = 5e-5 if precision == "fp32" else 1e-3
+        for mine, reference in zip(graphed.detector.parameters(), plain.detector.parameters(), strict=True):
+            torch.testing.assert_close(mine, reference, rtol=0, atol=tolerance)
+        # the averaged copy and evaluation see the same weights
+        for mine, reference in zip(graphed.evaluated.parameters(), plain.evaluated.parameters(), strict=True):
+            torch.testing.assert_close(mine, reference, rtol=0, atol=tolerance)
+
+    def test_dropout_draws_anew(self):
+        state = make_state(cuda_graphs=True, dropout=0.5)
+        batch = make_batches()[0].to("cuda")
+        outputs = [state.model(batch.images).layer_logits.detach().clone() for _ in range(3)]
+        assert not torch.equal(outputs[0], outputs[1])
+        assert not torch.equal(outputs[1], outputs[2])
+        torch.manual_seed(5)
+        first = state.model(batch.images).layer_logits.detach().clone()
+        torch.manual_seed(5)
+        assert torch.equal(state.model(batch.images).layer_logits, first)
+
+    def test_evaluation_runs_plain(self):
+        state = make_state(cuda_graphs=True)
+        batch = make_batches()[0].to("cuda")
+        with torch.no_grad():
+            state.model(batch.images)
+        state.model.eval()
+        state.model(batch.images)
+        assert state.graphs.num_graphs == 0
+
+    def test_sizes_beyond_the_limit_run_uncaptured_and_are_named(self, caplog):
+        state = make_state(cuda_graphs=True, max_graphs=1)
+        for batch in make_batches():
+            assert torch.isfinite(train_step(state, [batch]).loss)
+        assert state.graphs.num_graphs == 1
+        assert caplog.text.count("uncaptured") == 1
+        assert "160" in caplog.text
+
+    def test_compiled_regions_inside(self):
+        state = make_state(cuda_graphs=True, compile=True, precision="bf16", dropout=0.1)
+        batch = make_batches()[0]
+        losses = [float(train_step(state, [batch]).loss) for _ in range(12)]
+        assert losses[-1] < losses[0]
+        torch._dynamo.reset()
+
+    def test_several_batches_a_step_are_refused(self):
+        batch = make_batches()[0]
+        with pytest.raises(ValueError, match="accumulate"):
+            train_step(make_state(cuda_graphs=True), [batch, batch])
