@@ -2,6 +2,7 @@
 
 import copy
 from collections.abc import Sequence
+from typing import cast
 
 import torch
 import torch.nn.functional as F
@@ -120,8 +121,9 @@ class Decoder(nn.Module):
         # what the next layer looks at, and what the next box is predicted from: the same values, but the
         # second keeps its gradient under look_forward_twice
         looked_at = predicted_from = reference_points
-        values = project_together(memory, [layer.cross_attn.value_proj for layer in self.layers])
-        for layer, value, box_head in zip(self.layers, values, box_heads, strict=True):
+        layers = cast(Sequence[DecoderLayer], self.layers)
+        values = project_together(memory, [layer.cross_attn.value_proj for layer in layers])
+        for layer, value, box_head in zip(layers, values, box_heads, strict=True):
             scale = levels.valid_ratios.repeat(1, 1, looked_at.shape[-1] // 2)  # (N, L, 2 or 4)
             queries = layer(queries, query_pos, looked_at[:, :, None] * scale[:, None], value, levels)
             box = refine_boxes(box_head(queries), predicted_from)

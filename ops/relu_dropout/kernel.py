@@ -1,3 +1,4 @@
+# mypy: disallow-untyped-defs=False
 """The Triton kernel of `relu_dropout`."""
 
 import torch
