@@ -42,7 +42,7 @@ def test_accumulation_is_refused():
 gpu = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]
 
 
-def make_state(*, cuda_graphs, precision="fp32", two_stage=False, dropout=0.0, compile=False, max_graphs=32):
+def make_state(*, cuda_graphs, precision="fp32", two_stage=False, dropout=0.0, compile=False, max_graphs=32, lr=1e-4):
     torch.manual_seed(0)
     model = deformable_detr(
         Backbone("resnet18"),
@@ -62,7 +62,7 @@ def make_state(*, cuda_graphs, precision="fp32", two_stage=False, dropout=0.0, c
     state = build_train_state(
         model,
         SetCriterion(num_classes=5, matcher=HungarianMatcher()),
-        lambda model, total_batch: build_adamw(model, total_batch=total_batch, lr=1e-4, scale_lr=False),
+        lambda model, total_batch: build_adamw(model, total_batch=total_batch, lr=lr, scale_lr=False),
         StepDecay(epochs=1, milestones=()),
         Precision(precision),
         DistributedContext(rank=0, local_rank=0, world_size=1, device=torch.device("cuda", 0)),
@@ -77,6 +77,10 @@ def make_state(*, cuda_graphs, precision="fp32", two_stage=False, dropout=0.0, c
     return state
 
 
+def flat_gradient(model):
+    return torch.cat([p.grad.flatten() for p in model.parameters() if p.grad is not None]).double()
+
+
 def make_batches():
     sizes = [(192, 256), (160, 224), (192, 256), (160, 224)]
     return [
@@ -88,22 +92,36 @@ def make_batches():
 class TestOnTheGPU:
     pytestmark = gpu
 
+    @pytest.mark.filterwarnings("error:The AccumulateGrad node's stream")
     @pytest.mark.parametrize("two_stage", [False, True], ids=["one-stage", "two-stage"])
     @pytest.mark.parametrize("precision", ["fp32", "bf16", "fp16"])
-    def test_steps_equal_plain_ones(self, precision, two_stage):
-        plain = make_state(cuda_graphs=False, precision=precision, two_stage=two_stage)
-        graphed = make_state(cuda_graphs=True, precision=precision, two_stage=two_stage)
-        for _ in range(2):
-            for batch in make_batches():
-                expected, result = train_step(plain, [batch]), train_step(graphed, [batch])
-                assert float(result.loss) == pytest.approx(float(expected.loss), rel=2e-3)
+    def test_losses_and_gradients_equal_plain_ones(self, precision, two_stage):
+        # a rate of 0 keeps the weights, so that every batch is seen by the same model
+        plain = make_state(cuda_graphs=False, precision=precision, two_stage=two_stage, lr=0.0)
+        graphed = make_state(cuda_graphs=True, precision=precision, two_stage=two_stage, lr=0.0)
+        tolerance = 1e-4 if precision == "fp32" else 2e-2
+        num_finite = 0
+        for batch in make_batches() * 4:
+            expected, result = train_step(plain, [batch]), train_step(graphed, [batch])
+            torch.testing.assert_close(result.loss, expected.loss, rtol=tolerance, atol=0)
+            # fp16 skips steps until the loss is scaled well
+            assert torch.equal(result.skipped, expected.skipped)
+            if not expected.skipped:
+                num_finite += 1
+                mine, reference = (flat_gradient(state.detector) for state in (graphed, plain))
+                assert (mine - reference).norm() <= tolerance * reference.norm()
         assert graphed.graphs.num_graphs == 2
-        tolerance = 5e-5 if precision == "fp32" else 1e-3
-        for mine, reference in zip(graphed.detector.parameters(), plain.detector.parameters(), strict=True):
-            torch.testing.assert_close(mine, reference, rtol=0, atol=tolerance)
-        # the averaged copy and evaluation see the same weights
-        for mine, reference in zip(graphed.evaluated.parameters(), plain.evaluated.parameters(), strict=True):
-            torch.testing.assert_close(mine, reference, rtol=0, atol=tolerance)
+        assert num_finite >= 4
+
+    def test_training_ends_where_plain_training_ends(self):
+        states = [make_state(cuda_graphs=cuda_graphs) for cuda_graphs in (False, True)]
+        for batch in make_batches() * 2:
+            for state in states:
+                train_step(state, [batch])
+        for trained in ("detector", "evaluated"):
+            plain, graphed = (getattr(state, trained).parameters() for state in states)
+            for reference, mine in zip(plain, graphed, strict=True):
+                torch.testing.assert_close(mine, reference, rtol=0, atol=5e-5)
 
     def test_dropout_draws_anew(self):
         state = make_state(cuda_graphs=True, dropout=0.5)
