@@ -89,6 +89,7 @@ def measure_row(cfg: DictConfig) -> StepRow:
         deterministic=kernel.deterministic,
         precision=precision.name,
         compile=cfg.compile,
+        cuda_graphs=cfg.cuda_graphs,
         num_gpus=context.world_size,
         batch_size=cfg.batch_size,
         data_source=source,

@@ -163,8 +163,7 @@ def _deviation(curve: Sequence[float], mean: Sequence[float]) -> float:
 
 
 def _line(row: StepRow, result: Comparison | None, noise: float, verdict: str, note: str) -> str:
-    precision = f"{row.precision}" + (" compiled" if row.compile else "")
-    cells = [row.name, f"{row.kernel} {row.accumulator}", precision]
+    cells = [row.name, f"{row.kernel} {row.accumulator}", row.mode]
     if result is None:
         cells += [""] * 4
     else:

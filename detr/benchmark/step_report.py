@@ -96,7 +96,7 @@ def _throughput_columns(good: dict[str, list[StepRow]], baselines: Sequence[str]
     columns: list[Column] = [
         ("model", lambda same: same[0].model or ""),
         ("kernel", _kernel),
-        ("precision", lambda same: f"{same[0].precision}" + (" compiled" if same[0].compile else "")),
+        ("precision", lambda same: same[0].mode),
         ("batch", lambda same: f"{same[0].batch_size}" + (f" x {same[0].num_gpus}" if same[0].num_gpus > 1 else "")),
         ("data", _data),
         ("images/s", lambda same: f"{_speed(same):.2f}"),
@@ -183,7 +183,17 @@ def _ratio_to(base: Sequence[StepRow]) -> Callable[[Sequence[StepRow]], str]:
 
 def _scaling(same: Sequence[StepRow], rows: Sequence[StepRow]) -> str:
     """Speed over that of the same row on one GPU, and that over the number of GPUs."""
-    alike = ["status", "model", "kernel", "accumulator", "deterministic", "precision", "compile", "batch_size"]
+    alike = [
+        "status",
+        "model",
+        "kernel",
+        "accumulator",
+        "deterministic",
+        "precision",
+        "compile",
+        "cuda_graphs",
+        "batch_size",
+    ]
     alike += ["data_source", "height", "width"]
     one = [r for r in rows if r.num_gpus == 1 and all(getattr(r, key) == getattr(same[0], key) for key in alike)]
     if not one or same[0].num_gpus == 1:

@@ -27,6 +27,7 @@ class StepRow:
         deterministic: Whether reruns are bitwise equal.
         precision: Of the step.
         compile: Whether regions were compiled.
+        cuda_graphs: Whether forward and backward ran as captured graphs.
         num_gpus: Processes that trained together.
         batch_size: Images a GPU.
         data_source: synthetic | cached | loader; see `detr.benchmark.step_data`.
@@ -50,7 +51,8 @@ class StepRow:
         host_sync_places: File and line of each, and how often.
         num_graphs: Graphs that torch.compile made in the process.
         num_recompiles: Of them during the timed steps; their times are then not those of a settled step.
-        peak_gib: Most memory in tensors; None on the CPU.
+        peak_gib: Most memory in tensors; with captured graphs what the allocator held, since the tensors within
+            are not counted; None on the CPU.
         reserved_gib: Most memory the allocator held; likewise.
         loss: Of the last timed step.
         losses: Of every step, in a comparison of numerics.
@@ -72,6 +74,7 @@ class StepRow:
     deterministic: bool | None = None
     precision: str | None = None
     compile: bool | None = None
+    cuda_graphs: bool | None = None
     num_gpus: int = 1
     batch_size: int | None = None
     data_source: str | None = None
@@ -123,13 +126,19 @@ class StepRow:
             step_ms_mean=whole.mean_ms,
             padded_mpx=whole.padded_mpx,
             num_recompiles=whole.num_recompiles,
-            peak_gib=whole.peak_gib,
+            peak_gib=whole.reserved_gib if self.cuda_graphs else whole.peak_gib,
             reserved_gib=whole.reserved_gib,
             spent_s=self.spent_s | {"warmup": whole.warmup_s},
         )
 
     def to_json(self) -> str:
         return json.dumps(dataclasses.asdict(self))
+
+    @property
+    def mode(self) -> str:
+        """Precision, and how the step is launched, as tables show it."""
+        words = (self.precision or "", "compiled" if self.compile else "", "graphs" if self.cuda_graphs else "")
+        return " ".join(word for word in words if word)
 
     @classmethod
     def from_json(cls, line: str) -> Self:

@@ -56,6 +56,6 @@ class TrainerSettings:
             raise ValueError(f"trainer.clip must be positive, or null for no clipping; got {self.clip}")
         if self.cuda_graphs and self.accumulate > 1:
             raise ValueError(
-                f"trainer.cuda_graphs=true takes one batch an optimizer step; got trainer.accumulate={self.accumulate}. "
-                "Set one of them back"
+                f"trainer.cuda_graphs=true takes one batch an optimizer step; got "
+                f"trainer.accumulate={self.accumulate}. Set one of them back"
             )
