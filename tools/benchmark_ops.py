@@ -21,6 +21,7 @@ from detr.benchmark.op_measure import OpVariant, Samples, check_variant, time_va
 from detr.benchmark.op_report import markdown_report, plot_report, plot_spread
 from detr.benchmark.op_row import OpRow, write_rows
 from detr.telemetry.environment import collect_environment, format_environment
+from ops.msda.tuning.device import device_tuning
 from tools.launcher import hydra_tool
 
 
@@ -32,10 +33,11 @@ def main(cfg: DictConfig) -> None:
     if "case" not in cfg.benchmark:
         raise ValueError(f"benchmark={name} is for tools/benchmark.py; here use ops_encoder, ops_decoder, ...")
     title = f"MSDA operator: {name}"
+    tuned = device_tuning(torch.cuda.current_device()).source
     header = {
         "title": title,
         "command": shlex.join(["python", "tools/benchmark_ops.py", *sys.argv[1:]]),
-        "environment": format_environment(collect_environment()),
+        "environment": format_environment(collect_environment(), {"shapes": "shipped" if tuned is None else tuned}),
         "date": datetime.now(UTC).date().isoformat(),
         "picture": f"{name}.png",
     }

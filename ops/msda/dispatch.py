@@ -117,7 +117,7 @@ def _resolve_once(
     tuning = device_tuning(device_index)
     winners = tuning.backends() & set(runnable) or {runnable[0]}
     if len(winners) > 1:
-        _say_once(logging.INFO, f"kernel=auto runs what {tuning.source} has for a shape class on {device}", *reasons)
+        _say_once(logging.INFO, f"kernel=auto runs what won the shape class on {device}, {tuning.source}", *reasons)
         return backend
     (winner,) = winners
     _say_once(logging.INFO, f"kernel=auto runs {winner} on {device}", *reasons)

@@ -19,7 +19,7 @@ H200 = Device("NVIDIA H200", (9, 0), 132, 232_448)
 SHIPPED = shipped_tuning(H200)
 # as tuning would find it where Triton has the faster forward pass
 MIXED = Tuning(
-    (Row(replace(SHIPPED.rows[0].choice, backend="triton"), direction="forward"), *SHIPPED.rows), "tuned.json"
+    (Row(replace(SHIPPED.rows[0].choice, backend="triton"), direction="forward"), *SHIPPED.rows), "tuned (x.json)"
 )
 without_gpu = pytest.mark.skipif(torch.cuda.is_available(), reason="this is about machines without a GPU")
 
@@ -96,7 +96,7 @@ class TestAutoOnAGpu:
         stands = {"cuda": self.Stand(), "triton": self.Stand()}
         assert self.resolve(monkeypatch, stands, tuning=MIXED) == ["auto"] * 3
         (record,) = caplog.records
-        assert record.message == "kernel=auto runs what tuned.json has for a shape class on cuda:0"
+        assert record.message == "kernel=auto runs what won the shape class on cuda:0, tuned (x.json)"
 
     def test_a_winner_that_cannot_run_does_not_win(self, monkeypatch, caplog):
         caplog.set_level(logging.INFO, logger="ops")

@@ -50,4 +50,4 @@ def tuning_of(device: Device, folder: Path) -> Tuning:
         return shipped
     logger.info("launch shapes of %d shape classes come from %s", len(tuned.classes), path)
     rows = tuple(Row.exactly(entry.kind, entry.choice) for entry in tuned.classes)
-    return Tuning(rows + shipped.rows, str(path))
+    return Tuning(rows + shipped.rows, f"tuned ({path.name}, {tuned.versions.get('date', 'no date')})")

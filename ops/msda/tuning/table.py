@@ -49,7 +49,7 @@ class Tuning:
 
     Attributes:
         rows: The last of them match whatever comes.
-        source: Where they are from if not from the package, for messages.
+        source: Where they are from, for messages and reports; None for the package.
     """
 
     rows: tuple[Row, ...]
