@@ -75,6 +75,7 @@ def measure_row(cfg: DictConfig) -> StepRow:
         steps_per_epoch=1000,
         compile=cfg.compile,
         cuda_graphs=cfg.cuda_graphs,
+        recompute=cfg.recompute,
     )
     supply = _supply(cfg, context)
     fixed_size = source == "synthetic"

@@ -58,6 +58,7 @@ def main(cfg: DictConfig) -> None:
         compile=settings.compile,
         compile_shapes=settings.compile_shapes,
         cuda_graphs=settings.cuda_graphs,
+        recompute=settings.recompute,
     )
     seed_everything(cfg.seed, context.rank)
     progress = Progress()

@@ -22,6 +22,7 @@ class TrainerSettings:
         compile: Run the backbone, the neck and every layer compiled.
         compile_shapes: auto | static, see `compile_regions`.
         cuda_graphs: Launch forward and backward as captured graphs, one pair a padded size; see `GraphedDetector`.
+        recompute: Run the encoder's layers again in the backward pass instead of keeping what they computed.
         profile_steps: Steps to profile after a warm-up, into the run folder; 0 profiles none. See `StepProfiler`.
 
     Raises:
@@ -39,6 +40,7 @@ class TrainerSettings:
     compile: bool = False
     compile_shapes: ShapeMode = "auto"
     cuda_graphs: bool = False
+    recompute: bool = False
     profile_steps: int = 0
 
     def __post_init__(self) -> None:
@@ -54,6 +56,11 @@ class TrainerSettings:
         # the negation also refuses NaN
         if self.clip is not None and not self.clip > 0:
             raise ValueError(f"trainer.clip must be positive, or null for no clipping; got {self.clip}")
+        if self.cuda_graphs and self.recompute:
+            raise ValueError(
+                "trainer.cuda_graphs=true cannot repeat the random numbers that trainer.recompute=true needs; set one "
+                "of them to false"
+            )
         if self.cuda_graphs and self.accumulate > 1:
             raise ValueError(
                 f"trainer.cuda_graphs=true takes one batch an optimizer step; got "

@@ -17,6 +17,7 @@ from detr.engine.ema import EMA
 from detr.engine.precision import Precision
 from detr.engine.schedule import LRCurve, LRSchedule
 from detr.losses import SetCriterion
+from detr.models import DeformableDETR
 
 
 @dataclass(frozen=True)
@@ -76,6 +77,7 @@ def build_train_state(
     compile: bool = False,
     compile_shapes: ShapeMode = "auto",
     cuda_graphs: bool = False,
+    recompute: bool = False,
 ) -> TrainState:
     """Move the model to its device and build what trains it; sets the process's matmul modes.
 
@@ -93,13 +95,16 @@ def build_train_state(
         compile: Compile the regions of `compile_regions`; the averaged copy stays uncompiled.
         compile_shapes: See `compile_regions`.
         cuda_graphs: Run forward and backward as captured graphs, see `GraphedDetector`.
+        recompute: Keep less of the encoder for the backward pass, see `Encoder`.
 
     Raises:
-        ValueError: The device cannot do what is asked.
+        ValueError: The device or the model cannot do what is asked.
     """
     device = context.device
     precision.prepare(device)
     model = model.to(device).train()
+    if recompute:
+        recompute_encoder(model)
     optimizer = make_optimizer(model, total_batch=total_batch)
     graphs = GraphedDetector(model) if cuda_graphs else None
     wrapped = graphs or model
@@ -122,6 +127,20 @@ def build_train_state(
         compiled=compiled,
         graphs=graphs,
     )
+
+
+def recompute_encoder(model: nn.Module) -> None:
+    """Make the encoder of `model` keep only the inputs of its layers in training.
+
+    Raises:
+        ValueError: The model is not a `DeformableDETR`.
+    """
+    if not isinstance(model, DeformableDETR):
+        raise ValueError(
+            f"trainer.recompute=true knows the encoder of DeformableDETR; got {type(model).__name__}. Set "
+            "trainer.recompute=false"
+        )
+    model.encoder.recompute = True
 
 
 def has_batch_statistics(model: nn.Module) -> bool:
