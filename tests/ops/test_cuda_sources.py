@@ -7,7 +7,14 @@ import pytest
 import torch
 
 from ops.msda.cuda.compiler import CompileError, compile_kernel, compile_ptx, nearest_architecture
-from ops.msda.cuda.plan import Signature, backward_launches, forward_launch, geometry, scatter32_launch
+from ops.msda.cuda.plan import (
+    Signature,
+    backward_launches,
+    collect32_launches,
+    forward_launch,
+    geometry,
+    scatter32_launch,
+)
 from ops.msda.tuning.launch_shape import LaunchShape
 from ops.msda.tuning.shape_class import shape_class, sums_of
 from ops.msda.tuning.shipped import shipped_tuning
@@ -30,10 +37,10 @@ def launches(signature, needs=(True, True, True, False), accumulator="float32", 
         sizes = ((2, LQ, M, signature.D), LQ, SHAPES, signature.P)
         return shipped_tuning(H200).choice(shape_class(direction, signature.value, *sizes, sums, 132)).cuda
 
-    (forward,) = shapes("forward", None)
+    forward = shapes("forward", None)
     backward = shapes("backward", sums)
     return (
-        forward_launch(signature, M, LQ, forward),
+        forward_launch(signature, M, LQ, forward[0]),
         *backward_launches(signature, M, LQ, SHAPES, needs, sums, backward, H200.max_shared),
     )
 
@@ -61,6 +68,16 @@ def kernel_cache(tmp_path_factory):
 def test_compiles(kernel_cache, signature, options, architecture):
     for launch in launches(signature, **options):
         assert compile_kernel(launch.instance, architecture, cache_dir=kernel_cache).image[:4] == b"\x7fELF"
+
+
+@pytest.mark.parametrize("architecture", ["sm_80", "sm_90"])
+@pytest.mark.parametrize(
+    "signature",
+    [Signature(BF16, F32, BF16, 0, 4, 32), Signature(F16, F16, F32, 2, 8, 32), Signature(F32, F32, F32, 4, 4, 32)],
+)
+def test_gradients_of_few_queries_compile(kernel_cache, signature, architecture):
+    (launch,) = collect32_launches(signature, 300, SHAPES, LaunchShape("collect32", warps=8), H200.max_shared)
+    assert compile_kernel(launch.instance, architecture, cache_dir=kernel_cache).image[:4] == b"\x7fELF"
 
 
 def ptx(name, signature, **options):
@@ -187,3 +204,24 @@ class TestScatter:
     def test_too_little_shared_memory_is_an_error_with_the_way_out(self):
         with pytest.raises(ValueError, match=r"scatter32 16 warps x 2, 14 px leaves .* Take fewer warps or blocks"):
             self.launch(LQ, max_shared=80_000)
+
+
+class TestCollect:
+    SIGNATURE = Signature(BF16, F32, BF16, 0, 4, 32)
+    SHAPE = LaunchShape("collect32", warps=8)
+
+    def launches(self, Lq):
+        shapes = (LaunchShape("dots32", 4, 7), self.SHAPE, LaunchShape("scatter32", 4, 4))
+        needs = (True, True, True, False)
+        plans = backward_launches(self.SIGNATURE, 8, Lq, SHAPES, needs, "float32", shapes, H200.max_shared)
+        return [plan.instance.partition("<")[0].removeprefix("msda::") for plan in plans], plans
+
+    def test_every_cell_is_some_blocks(self):
+        names, (_, launch) = self.launches(300)
+        assert names == ["dots32", "collect32"]
+        assert launch.num_chunks == 5 + 2 + 1 + 1
+        assert launch.writes_value
+
+    def test_more_samples_than_a_block_holds_go_to_global_memory(self):
+        names, _ = self.launches(2000)
+        assert names == ["dots32", "scatter32"]

@@ -102,6 +102,69 @@ def test_a_gradient_that_is_not_finite_is_seen(bad, deterministic):
     assert torch.isfinite(gradients.value[:2]).all() or deterministic
 
 
+class TestFewQueries:
+    """A decoder's value gradient: rows written once, corners of a cell in any order."""
+
+    def decoder(self, dtype, **options):
+        return random_problem(Case(N=2, M=8, Lq=300, shapes=PYRAMID, **options), dtype, device="cuda")
+
+    def check(self, problem, grad_output):
+        # what is not written is seen
+        poison = torch.full((problem.value.numel() * 4,), torch.nan, device="cuda")
+        del poison
+        output, gradients = run("cuda", problem, grad_output)
+        assert_rule(problem, grad_output, output, gradients, "float32")
+        for _ in range(20):
+            _, again = run("cuda", problem, grad_output, deterministic=True)
+            assert torch.equal(gradients.value, again.value)
+
+    @pytest.mark.parametrize("dtype", [F32, F16, BF16])
+    @pytest.mark.parametrize(
+        "options", [{}, {"form": 2, "padded": True}, {"form": 4, "spread": 0.05}, {"spread": 3.0}], ids=str
+    )
+    def test_errors_and_reruns(self, dtype, options):
+        self.check(*self.decoder(dtype, **options))
+
+    @pytest.mark.parametrize("dtype", [F32, F16, BF16])
+    def test_all_samples_in_one_cell(self, dtype):
+        problem, grad_output = self.decoder(dtype)
+        problem.locations.fill_(0.5)
+        problem.locations.add_(torch.rand_like(problem.locations) * 1e-3)
+        self.check(problem, grad_output)
+
+    @pytest.mark.parametrize("dtype", [F32, BF16])
+    def test_one_huge_gradient_among_small_ones(self, dtype):
+        problem, grad_output = self.decoder(dtype)
+        grad_output[1, 77, 5] = 3e4
+        self.check(problem, grad_output)
+
+    @pytest.mark.parametrize("scale", [1e-30, 1e30])
+    def test_range_of_float32(self, scale):
+        problem, grad_output = self.decoder(F32)
+        self.check(problem, grad_output * scale)
+
+    def test_zero_gradients_and_none_at_all(self):
+        problem, grad_output = self.decoder(BF16)
+        _, gradients = run("cuda", problem, torch.zeros_like(grad_output))
+        assert all((grad == 0).all() for grad in gradients[:3])
+        none = problem._replace(locations=problem.locations[:, :0], weights=problem.weights[:, :0])
+        _, gradients = run("cuda", none, grad_output[:, :0])
+        assert (gradients.value == 0).all()
+
+    @pytest.mark.parametrize("bad", [float("nan"), float("inf")])
+    def test_a_gradient_that_is_not_finite_is_seen_in_its_image_alone(self, bad):
+        problem, grad_output = self.decoder(BF16)
+        grad_output[1, 123, 7] = bad
+        _, gradients = run("cuda", problem, grad_output)
+        assert not torch.isfinite(gradients.value[1]).all()
+        assert torch.isfinite(gradients.value[0]).all()
+
+    @pytest.mark.parametrize("deterministic", [False, True])
+    def test_more_queries_than_a_block_holds(self, deterministic):
+        problem, grad_output = random_problem(Case(N=1, M=2, Lq=2500, shapes=PYRAMID), BF16, device="cuda")
+        assert_rule(problem, grad_output, *run("cuda", problem, grad_output, deterministic=deterministic), "float32")
+
+
 @pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("dtype", [F32, BF16])
 def test_deterministic_reruns_are_bitwise_equal(backend, dtype):

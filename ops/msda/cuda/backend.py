@@ -79,17 +79,17 @@ def backward(
     N, S, M, D = value.shape
     kind = sums_of(value.dtype, accumulator, deterministic)
     sum_dtype = {"float32": torch.float32, "native": value.dtype, "fixed": torch.int64}[kind]
-    sums = value.new_zeros((N, S, M, D), dtype=sum_dtype) if needs[0] else None
     grad_locations = torch.empty_like(problem.locations) if needs[1] else None
     grad_weights = torch.empty_like(problem.weights) if needs[2] else None
     per_head = None
     if needs[3]:
         shape = (N, problem.Lq, M, len(problem.spatial_shapes), signature.form)
         per_head = value.new_empty(shape, dtype=torch.float32)
-    scale = fixed_point_scale(problem, grad_output) if deterministic and needs[0] else None
 
+    launches: tuple[PreparedLaunch, ...] = ()
+    writes_value = False
     if grad_output.numel() > 0:
-        launches = _backward_launches(
+        launches, writes_value = _backward_launches(
             signature,
             value.shape,
             problem.Lq,
@@ -99,6 +99,13 @@ def backward(
             kind,
             launch_shapes,
         )
+    sums = scale = None
+    if needs[0] and writes_value:
+        sums = value.new_empty((N, S, M, D))
+    elif needs[0]:
+        sums = value.new_zeros((N, S, M, D), dtype=sum_dtype)
+        scale = fixed_point_scale(problem, grad_output) if deterministic else None
+    if launches:
         outputs = (sums, grad_locations, grad_weights, per_head, scale)
         output_pointers = [0 if tensor is None else tensor.data_ptr() for tensor in outputs]
         _run(launches, [*_input_pointers(problem), 0, grad_output.data_ptr(), *output_pointers])
@@ -158,12 +165,14 @@ def _backward_launches(
     needs: tuple[bool, bool, bool, bool],
     sums: Sums,
     launch_shapes: tuple[LaunchShape, ...] | None,
-) -> tuple[PreparedLaunch, ...]:
+) -> tuple[tuple[PreparedLaunch, ...], bool]:
+    """The launches, and whether they write the value gradient instead of adding to zeros."""
     if launch_shapes is None:
         launch_shapes = _tabled("backward", signature, value_shape, Lq, spatial_shapes, device_index, sums)
     max_shared = device_limits(device_index).max_shared
     plans = backward_launches(signature, value_shape[2], Lq, spatial_shapes, needs, sums, launch_shapes, max_shared)
-    return tuple(prepare(plan, value_shape, Lq, spatial_shapes, device_index) for plan in plans)
+    prepared = tuple(prepare(plan, value_shape, Lq, spatial_shapes, device_index) for plan in plans)
+    return prepared, any(plan.writes_value for plan in plans)
 
 
 def _tabled(

@@ -30,6 +30,7 @@ SOURCES = (
     "windows.cuh",
     "bounds.cuh",
     "scatter32.cuh",
+    "collect32.cuh",
 )
 _OPTIONS = ("--std=c++17",)
 

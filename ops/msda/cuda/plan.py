@@ -18,6 +18,13 @@ _MIN_LANES, _MAX_LANES = 4, 32
 _SCATTER_WARP_BYTES = 2048
 _SCATTER_STATIC_BYTES = 4608
 _CELL_BYTES = 128
+# collect32: cells a block takes at most, least blocks a level, and what it keeps a corner of a sample
+_COLLECT_CELLS = 4096
+_COLLECT_PARTS = 1
+_COLLECT_CORNER_BYTES = 8
+_COLLECT_STATIC_BYTES = 1024
+# a query in a block's list
+_QUERY_BYTES = 4
 # its partial statistics take the place of the cells, at most so many a warp
 _MIN_CELLS_A_WARP = 5
 # queries a block of scatter32 without windows
@@ -51,12 +58,13 @@ class Launch:
     Attributes:
         instance: The template instance, as C++ spells it.
         heads: Neighbouring heads a block takes.
-        chunk: Queries a block takes; unused with tiles.
+        chunk: Queries a block takes, with tiles at most; cells in collect32.
         num_chunks: Blocks for the heads of one block and one image.
         warps: Warps a block.
         dynamic_shared: Bytes.
         tiles: (columns, rows) of tiles in place of chunks; (0, 0) for chunks.
-        max_cells: Cells of value gradient that fit in shared memory.
+        max_cells: Cells of value gradient that fit in shared memory; least blocks a level in collect32.
+        writes_value: Whether each row of the value gradient is written once in its dtype, instead of added to.
     """
 
     instance: str
@@ -67,6 +75,7 @@ class Launch:
     dynamic_shared: int = 0
     tiles: tuple[int, int] = (0, 0)
     max_cells: int = 0
+    writes_value: bool = False
 
 
 @dataclass(frozen=True)
@@ -127,13 +136,15 @@ def backward_launches(
         ValueError: A launch shape needs more shared memory than the device has.
     """
     L = len(spatial_shapes)
-    launches = []
+    launches: list[Launch] = []
     for shape in launch_shapes:
         if shape.kernel == "backward":
             launches.append(general_launch(signature, L, Lq, needs[3], sums, shape))
         elif shape.kernel == "dots32" and any(needs[1:]):
             launches.append(dots32_launch(signature, M, Lq, L, needs[3], shape))
-        elif shape.kernel == "scatter32" and needs[0]:
+        elif shape.kernel == "collect32" and needs[0]:
+            launches += collect32_launches(signature, Lq, spatial_shapes, shape, max_shared)
+        elif shape.kernel == "scatter32" and needs[0] and not any(launch.writes_value for launch in launches):
             launches.append(scatter32_launch(signature, Lq, spatial_shapes, sums, shape, max_shared))
     return tuple(launches)
 
@@ -165,21 +176,34 @@ def scatter32_launch(
     instance = _instance("scatter32", _c_types(signature, sums), signature.form, signature.P, warps, min_blocks)
     warp_bytes = warps * _SCATTER_WARP_BYTES
     if tile_px == 0:
-        return Launch(instance, 1, _DIRECT_CHUNK, -(-Lq // _DIRECT_CHUNK), warps, warp_bytes)
-    space = max_shared // min_blocks - _SCATTER_STATIC_BYTES - warp_bytes
-    if min_blocks > 1:
-        space -= _RESERVED_BYTES
-    max_cells = space // _CELL_BYTES
-    if max_cells < warps * _MIN_CELLS_A_WARP:
-        raise ValueError(
-            f"{launch_shape} leaves {max_cells} cells for windows in {max_shared} bytes of shared memory; "
-            f"{warps * _MIN_CELLS_A_WARP} are the least. Take fewer warps or blocks, or no windows (tile_px = 0)"
-        )
-    tiles = _tiles(spatial_shapes, Lq, tile_px)
+        shared = warp_bytes + _DIRECT_CHUNK * _QUERY_BYTES
+        return Launch(instance, 1, _DIRECT_CHUNK, -(-Lq // _DIRECT_CHUNK), warps, shared)
+    tiles, chunk = _tiles(spatial_shapes, Lq, tile_px)
     # as many queries as a tile has on four levels
-    chunk = max(tile_px * tile_px * 4 // 3 // 8 * 8, 8)
+    chunk = chunk or max(tile_px * tile_px * 4 // 3 // 8 * 8, 8)
     num_chunks = tiles[0] * tiles[1] or -(-Lq // chunk)
-    return Launch(instance, 1, chunk, num_chunks, warps, warp_bytes + max_cells * _CELL_BYTES, tiles, max_cells)
+    fixed_bytes = warp_bytes + chunk * _QUERY_BYTES
+    max_cells = (_space(max_shared, min_blocks) - _SCATTER_STATIC_BYTES - fixed_bytes) // _CELL_BYTES
+    _require_cells(max_cells, launch_shape, max_shared)
+    shared = fixed_bytes + max_cells * _CELL_BYTES
+    return Launch(instance, 1, chunk, num_chunks, warps, shared, tiles, max_cells)
+
+
+def collect32_launches(
+    signature: Signature,
+    Lq: int,
+    spatial_shapes: tuple[tuple[int, int], ...],
+    launch_shape: LaunchShape,
+    max_shared: int,
+) -> list[Launch]:
+    """The value gradient for D = 32, each row written once; none if a block cannot hold the corners of all samples."""
+    shared = 4 * Lq * signature.P * _COLLECT_CORNER_BYTES + _COLLECT_CELLS * 4
+    if shared > max_shared - _COLLECT_STATIC_BYTES:
+        return []
+    warps, min_blocks = launch_shape.warps, launch_shape.min_blocks
+    instance = _instance("collect32", _c_types(signature), signature.form, signature.P, warps, min_blocks)
+    num_chunks = sum(max(-(-H * W // _COLLECT_CELLS), min(_COLLECT_PARTS, H * W)) for H, W in spatial_shapes)
+    return [Launch(instance, 1, _COLLECT_CELLS, num_chunks, warps, shared, max_cells=_COLLECT_PARTS, writes_value=True)]
 
 
 def general_launch(
@@ -196,12 +220,30 @@ def general_launch(
     return Launch(instance, 1, chunk, -(-Lq // chunk), warps, shared)
 
 
-def _tiles(spatial_shapes: tuple[tuple[int, int], ...], Lq: int, tile_px: int) -> tuple[int, int]:
-    """(columns, rows) of tiles, or (0, 0) unless the queries are the cells: as many queries as cells."""
+def _tiles(spatial_shapes: tuple[tuple[int, int], ...], Lq: int, tile_px: int) -> tuple[tuple[int, int], int]:
+    """(columns, rows) of tiles, and the queries of the largest.
+
+    ((0, 0), 0) unless the queries are the cells: as many queries as cells.
+    """
     if Lq != sum(H * W for H, W in spatial_shapes):
-        return 0, 0
+        return (0, 0), 0
     H, W = max(spatial_shapes, key=lambda side: side[0] * side[1])
-    return -(-W // tile_px), -(-H // tile_px)
+    columns, rows = -(-W // tile_px), -(-H // tile_px)
+    return (columns, rows), sum(-(-W // columns) * -(-H // rows) for H, W in spatial_shapes)
+
+
+def _space(max_shared: int, min_blocks: int) -> int:
+    """Bytes of shared memory for a block if so many share a multiprocessor."""
+    return max_shared // min_blocks - (_RESERVED_BYTES if min_blocks > 1 else 0)
+
+
+def _require_cells(max_cells: int, launch_shape: LaunchShape, max_shared: int) -> None:
+    least = launch_shape.warps * _MIN_CELLS_A_WARP
+    if max_cells < least:
+        raise ValueError(
+            f"{launch_shape} leaves {max_cells} cells for windows in {max_shared} bytes of shared memory; "
+            f"{least} are the least. Take fewer warps or blocks, or no windows (tile_px = 0)"
+        )
 
 
 def _heads_together(signature: Signature, M: int, groups: int) -> int:

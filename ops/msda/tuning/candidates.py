@@ -13,6 +13,7 @@ _UNROLLS = (1, 2, 4)
 # scatter32: warps and blocks share the registers, tiles and blocks the shared memory
 _SCATTER_BLOCKS = ((32, 1), (24, 1), (16, 1), (16, 2), (12, 2), (10, 3), (8, 3), (8, 4))
 _SCATTER_TILES_PX = (10, 12, 13, 14, 15, 16, 20, 24)
+_COLLECT = ((4, 8), (8, 4), (8, 5), (8, 6), (16, 2), (16, 3), (16, 4), (32, 1), (32, 2))  # warps, blocks
 _SCATTER_DIRECT = LaunchShape("scatter32", warps=4, min_blocks=4)
 _TRITON = ((8, 1), (16, 1), (16, 2), (32, 2), (32, 4), (64, 4))  # queries, warps
 
@@ -24,6 +25,8 @@ def variants(kernel: str) -> tuple[LaunchShape, ...]:
     if kernel == "scatter32":
         tiled = product(_SCATTER_BLOCKS, _SCATTER_TILES_PX)
         return (_SCATTER_DIRECT, *(LaunchShape(kernel, *block, tile_px=tile_px) for block, tile_px in tiled))
+    if kernel == "collect32":
+        return tuple(LaunchShape(kernel, *block) for block in _COLLECT)
     unrolls = (1,) if kernel == "dots32" else _UNROLLS
     shapes = (
         LaunchShape(kernel, warps, resident // warps, unroll)

@@ -3,9 +3,16 @@
 from dataclasses import dataclass
 
 # the templates of csrc/, and the Triton kernels of either direction
-KERNELS = ("forward", "backward", "dots32", "scatter32", "triton")
+KERNELS = ("forward", "backward", "dots32", "scatter32", "collect32", "triton")
 TUNED_BACKENDS = ("cuda", "triton")
 _MAX_WARPS = 32
+# what the CUDA backend may run, in order; of two kernels for one thing the first that can take the problem runs
+_COMBINATIONS = (
+    ("forward",),
+    ("backward",),
+    ("dots32", "scatter32"),
+    ("dots32", "collect32", "scatter32"),
+)
 
 
 @dataclass(frozen=True)
@@ -50,8 +57,8 @@ class LaunchShape:
             return f"{text}, {self.queries} queries"
         text += f" x {self.min_blocks}"
         if self.kernel == "scatter32":
-            return f"{text}, {f'{self.tile_px} px' if self.tile_px else 'no windows'}"
-        return text if self.kernel == "dots32" else f"{text}, {self.unroll} points"
+            return f"{text}, {self.tile_px} px" if self.tile_px else f"{text}, no windows"
+        return text if self.kernel in ("dots32", "collect32") else f"{text}, {self.unroll} points"
 
 
 @dataclass(frozen=True)
@@ -60,7 +67,7 @@ class Choice:
 
     Attributes:
         backend: What `auto` takes, if it can run.
-        cuda: The CUDA backend's kernels, in order: (forward,), (backward,) or (dots32, scatter32).
+        cuda: The CUDA backend's kernels, in order; of collect32 and scatter32 the first that can take the problem runs.
         triton: The Triton backend's kernel.
 
     Raises:
@@ -75,8 +82,9 @@ class Choice:
         if self.backend not in TUNED_BACKENDS:
             raise ValueError(f"backend must be one of {', '.join(TUNED_BACKENDS)}; got {self.backend!r}")
         kernels = tuple(shape.kernel for shape in self.cuda)
-        if kernels not in (("forward",), ("backward",), ("dots32", "scatter32")):
-            raise ValueError(f"cuda must be forward, backward, or dots32 and scatter32; got {', '.join(kernels)}")
+        if kernels not in _COMBINATIONS:
+            allowed = "; ".join(" and ".join(combination) for combination in _COMBINATIONS)
+            raise ValueError(f"cuda must be one of {allowed}; got {', '.join(kernels)}")
         if self.triton.kernel != "triton":
             raise ValueError(f"triton must be a launch shape of triton; got {self.triton.kernel}")
 

@@ -7,6 +7,9 @@ _TRITON = LaunchShape("triton", warps=2, queries=16)
 _GENERAL = (LaunchShape("backward", warps=4, min_blocks=4, unroll=2),)
 _FORWARD_16 = (LaunchShape("forward", warps=4, min_blocks=9, unroll=2),)
 _FORWARD_32 = (LaunchShape("forward", warps=4, min_blocks=8, unroll=4),)
+# for a decoder, and where it has too many samples for a block's shared memory
+_COLLECT = LaunchShape("collect32", warps=16, min_blocks=2)
+_SCATTER_DIRECT = LaunchShape("scatter32", warps=4, min_blocks=4)
 _DOTS_16 = LaunchShape("dots32", warps=4, min_blocks=7)
 _DOTS_32 = LaunchShape("dots32", warps=4, min_blocks=6)
 
@@ -15,7 +18,13 @@ def shipped_tuning(device: Device) -> Tuning:
     """The table of a device: the first row that matches a shape class, and the last ones match all."""
     if device.capability == (9, 0):
         # one H200, docs/kernels.md; cuda is ahead of triton in every table of docs/benchmarks
-        return Tuning(_rows(LaunchShape("scatter32", warps=16, min_blocks=2, tile_px=14)))
+        # reductions in 64 bits cost twice as much: larger windows
+        wide = LaunchShape("scatter32", warps=24, min_blocks=1, tile_px=16)
+        fixed = tuple(
+            Row(Choice("cuda", (dots, wide), _TRITON), "backward", size, "fixed", "encoder", fits32=True)
+            for size, dots in ((2, _DOTS_16), (4, _DOTS_32))
+        )
+        return Tuning(fixed + _rows(LaunchShape("scatter32", warps=16, min_blocks=2, tile_px=14)))
     return Tuning(_rows(_careful_scatter(device.max_shared)))
 
 
@@ -23,6 +32,12 @@ def _rows(scatter: LaunchShape) -> tuple[Row, ...]:
     return (
         Row(Choice("cuda", _FORWARD_16, _TRITON), direction="forward", value_bytes=2),
         Row(Choice("cuda", _FORWARD_32, _TRITON), direction="forward", value_bytes=4),
+        Row(
+            Choice("cuda", (_DOTS_16, _COLLECT, _SCATTER_DIRECT), _TRITON), "backward", 2, regime="decoder", fits32=True
+        ),
+        Row(
+            Choice("cuda", (_DOTS_32, _COLLECT, _SCATTER_DIRECT), _TRITON), "backward", 4, regime="decoder", fits32=True
+        ),
         # one launch instead of two is what counts
         Row(Choice("cuda", _GENERAL, _TRITON), direction="backward", regime="decoder"),
         Row(Choice("cuda", (_DOTS_16, scatter), _TRITON), direction="backward", value_bytes=2, fits32=True),

@@ -29,13 +29,13 @@ struct Bounds {
 // This warp's share of the bounds: max |grad_output| of a query times its largest sum of weights on one level.
 template <typename TValue, typename TLocation, typename TWeight, int kForm, int kP, int kWarps>
 __device__ __forceinline__ Bounds warp_bounds(
-    const Arguments& args, const BlockIndex& block, const Level* levels, const QuerySet& set
+    const Arguments& args, const BlockIndex& block, const QueryList& list
 ) {
     const int lane = threadIdx.x % 8, num_points = args.num_levels * kP;
     Bounds bounds = {0.f, 0.f, 0.f};
-    for (int base = 0; base < set.count; base += kWarps * 4) {
+    for (int base = 0; base < list.count; base += kWarps * 4) {
         const int index = base + static_cast<int>(threadIdx.x) / 8;
-        const int q = set.query(args, levels, min(index, set.count - 1));
+        const int q = list[min(index, list.count - 1)];
         const Query<TLocation, TWeight, kP, kForm, 8> query(args, block.n, q, block.m, true, lane);
         const TValue* grad = static_cast<const TValue*>(args.grad_output) + query.row * kRow + lane * 4;
         unsigned bits = magnitude_bits(load_four(grad));
@@ -55,7 +55,7 @@ __device__ __forceinline__ Bounds warp_bounds(
         }
         const float other = __shfl_xor_sync(kFullWarp, four, 4);
         if (!(other <= four)) four = other;
-        if (index < set.count) {
+        if (index < list.count) {
             bounds.sum = fmaf(__uint_as_float(bits), four * (kP / 4), bounds.sum);
             bounds.largest = fmaxf(bounds.largest, __uint_as_float(bits) * one);
             bounds.gradient = fmaxf(bounds.gradient, __uint_as_float(bits));
@@ -100,13 +100,13 @@ __device__ __forceinline__ int round_to_int(float weight, float x) {
 // For each private cell the sum of |weight| * max |grad_output| that it gets, times `scale`, rounded up.
 template <typename TValue, typename TLocation, typename TWeight, int kForm, int kP, int kWarps>
 __device__ __forceinline__ void total_magnitudes(
-    const Arguments& args, const BlockIndex& block, const Level* levels, const QuerySet& set, const Window* windows,
+    const Arguments& args, const BlockIndex& block, const Level* levels, const QueryList& list, const Window* windows,
     float scale, unsigned* totals
 ) {
     const int group = threadIdx.x / 4, lane = threadIdx.x % 4;
-    for (int base = 0; base < set.count; base += kWarps * 8) {
-        const bool active = base + group < set.count;
-        const int q = set.query(args, levels, active ? base + group : 0);
+    for (int base = 0; base < list.count; base += kWarps * 8) {
+        const bool active = base + group < list.count;
+        const int q = list[active ? base + group : 0];
         const Query<TLocation, TWeight, kP, kForm, 4> query(args, block.n, q, block.m, active, lane);
         const TValue* grad = static_cast<const TValue*>(args.grad_output) + query.row * kRow + lane * 8;
         unsigned bits = max(magnitude_bits(load_four(grad)), magnitude_bits(load_four(grad + 4)));

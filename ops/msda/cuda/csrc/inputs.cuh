@@ -37,16 +37,31 @@ struct Query {
     const float* reference_points;
     float max_logit, inverse_sum;
 
-    // every lane of the warp takes part
-    __device__ __forceinline__ Query(const Arguments& args, int n, int q, int m, bool is_active, int lane) {
+    // without the softmax: logits stand for weights until it is known
+    __device__ __forceinline__ Query(const Arguments& args, int n, int q, int m, bool is_active) {
         active = is_active;
-        const int64 query = static_cast<int64>(n) * args.Lq + q;
-        row = query * args.M + m;
-        const int num_points = args.num_levels * kP;
-        locations = static_cast<const TLocation*>(args.locations) + row * num_points * 2;
-        weights = static_cast<const TWeight*>(args.weights) + row * num_points;
+        // what does not depend on q apart, in 64 bits: loops over queries keep it
+        const int64 image = static_cast<int64>(n) * args.Lq, first_row = image * args.M + m;
+        const unsigned step = q * args.M, num_points = args.num_levels * kP;
+        row = first_row + step;
+        locations = static_cast<const TLocation*>(args.locations) + first_row * num_points * 2 +
+                    static_cast<unsigned long long>(step) * (num_points * 2);
+        weights = static_cast<const TWeight*>(args.weights) + first_row * num_points +
+                  static_cast<unsigned long long>(step) * num_points;
+        max_logit = 0.f;
+        inverse_sum = 1.f;
         if constexpr (kForm != 0) {
-            reference_points = static_cast<const float*>(args.reference_points) + query * args.num_levels * kForm;
+            reference_points = static_cast<const float*>(args.reference_points) +
+                               image * args.num_levels * kForm +
+                               static_cast<unsigned long long>(static_cast<unsigned>(q)) * (args.num_levels * kForm);
+        }
+    }
+
+    // every lane of the warp takes part
+    __device__ __forceinline__ Query(const Arguments& args, int n, int q, int m, bool is_active, int lane)
+        : Query(args, n, q, m, is_active) {
+        if constexpr (kForm != 0) {
+            const int num_points = args.num_levels * kP;
             const float minus_infinity = __int_as_float(0xff800000);
             float largest = minus_infinity, sum = 0.f;
             if (active) {

@@ -61,4 +61,20 @@ __device__ __forceinline__ void make_query_set(const Arguments& args, const Leve
     __syncthreads();
 }
 
+// the queries of a block, listed once: the place of one in a tile takes a division
+struct QueryList {
+    const int* queries;
+    int count;
+
+    __device__ __forceinline__ int operator[](int index) const { return queries[index]; }
+};
+
+// every thread of the block takes part; the caller synchronises. `space`: an int a query
+__device__ __forceinline__ QueryList list_queries(
+    const Arguments& args, const Level* levels, const QuerySet& set, int* space
+) {
+    for (int i = threadIdx.x; i < set.count; i += blockDim.x) space[i] = set.query(args, levels, i);
+    return QueryList{space, set.count};
+}
+
 }  // namespace msda

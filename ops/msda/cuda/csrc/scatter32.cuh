@@ -84,15 +84,18 @@ __global__ void __launch_bounds__(kWarps * 32, kMinBlocks) scatter32(const __gri
     load_levels(args, block.n, levels);
     __syncthreads();
     make_query_set(args, levels, block.chunk, set);
-
-    // dynamic shared memory: a space a warp, then the sums; the moments come before the sums and share their place
     WarpSpace* warp_spaces = reinterpret_cast<WarpSpace*>(dynamic_space);
     int* sums = reinterpret_cast<int*>(warp_spaces + kWarps);
+    const QueryList list = list_queries(args, levels, set, sums + args.max_cells * kRow);
+    __syncthreads();
+
+    // dynamic shared memory: a space a warp, the sums, the list of queries; the moments come before the sums and share
+    // their place
     if (args.max_cells > 0) {
         Moments* partials = reinterpret_cast<Moments*>(sums);
-        collect_moments<TLocation, TWeight, kForm, kP, kWarps>(args, block, levels, set, partials);
+        collect_moments<TLocation, TWeight, kForm, kP, kWarps>(args, block, levels, list, partials);
         const Bounds bounds =
-            warp_bounds<TValue, TLocation, TWeight, kForm, kP, kWarps>(args, block, levels, set);
+            warp_bounds<TValue, TLocation, TWeight, kForm, kP, kWarps>(args, block, list);
         if (threadIdx.x % 32 == 0) all_bounds[threadIdx.x / 32] = bounds;
         __syncthreads();
         if (threadIdx.x < args.num_levels) {
@@ -135,7 +138,7 @@ __global__ void __launch_bounds__(kWarps * 32, kMinBlocks) scatter32(const __gri
         if (threadIdx.x == 0) fullest = 0;
         __syncthreads();
         total_magnitudes<TValue, TLocation, TWeight, kForm, kP, kWarps>(
-            args, block, levels, set, windows, shared_fixed.scale, totals
+            args, block, levels, list, windows, shared_fixed.scale, totals
         );
         __syncthreads();
         unsigned most = 0;
@@ -163,9 +166,9 @@ __global__ void __launch_bounds__(kWarps * 32, kMinBlocks) scatter32(const __gri
     TSum* grad_value = static_cast<TSum*>(args.grad_value) + first_row * kRow + octet_lane * Lanes::kFirst;
     const float global_scale = args.scales == nullptr ? 0.f : args.scales[0];
 
-    for (int first = warp * 8; first < set.count; first += kWarps * 8) {
-        const bool active = first + group < set.count;
-        const int q = set.query(args, levels, active ? first + group : 0);
+    for (int first = warp * 8; first < list.count; first += kWarps * 8) {
+        const bool active = first + group < list.count;
+        const int q = list[active ? first + group : 0];
         const Query<TLocation, TWeight, kP, kForm, 4> query(args, block.n, q, block.m, active, lane);
         {
             float4 grads[2] = {};

@@ -18,12 +18,12 @@ constexpr int kSampling = 8;   // one query in so many is looked at
 // share the pairs of slots.
 template <typename TLocation, typename TWeight, int kForm, int kP, int kWarps>
 __device__ __forceinline__ void collect_moments(
-    const Arguments& args, const BlockIndex& block, const Level* levels, const QuerySet& set, Moments* partials
+    const Arguments& args, const BlockIndex& block, const Level* levels, const QueryList& list, Moments* partials
 ) {
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 8, octet = threadIdx.x % 32 / 8;
     const int num_points = args.num_levels * kP, num_pairs = (num_points + 7) / 8;
     const int num_shares = max(kWarps / num_pairs, 1);
-    const int seen = (set.count + kSampling - 1) / kSampling;
+    const int seen = (list.count + kSampling - 1) / kSampling;
     for (int task = warp; task < num_pairs * num_shares; task += kWarps) {
         const int pair = task % num_pairs, share = task / num_pairs;
         const int j = pair * 8 + lane;
@@ -33,8 +33,8 @@ __device__ __forceinline__ void collect_moments(
         for (int base = share * 4; base < seen; base += num_shares * 4) {
             const int index = base + octet;
             const bool active = index < seen && j < num_points;
-            const int q = set.query(args, levels, min(index * kSampling, set.count - 1));
-            const Query<TLocation, TWeight, kP, kForm, 8> query(args, block.n, q, block.m, true, lane);
+            const int q = list[min(index * kSampling, list.count - 1)];
+            const Query<TLocation, TWeight, kP, kForm, 8> query(args, block.n, q, block.m, true);
             const Sample sample = query.sample(query.fetch(j, active), level_index, level);
             if (active && sample.valid != 0) {
                 const float x = sample.x0, y = sample.y0;
@@ -103,7 +103,8 @@ __device__ __forceinline__ Window desired_window(const Moments& moments, const L
 constexpr int kAttempts = 5;
 
 // Attempts 0 to 3 try ever narrower windows; the last takes the smallest levels first and leaves out what does not
-// fit. A window must be added to more often than it is flushed. Returns the cells of all windows.
+// fit, or all but its middle rows. A window must be added to more often than it is flushed. Returns the cells of all
+// windows.
 __device__ __forceinline__ int try_windows(
     const Arguments& args, const Level* levels, const Moments* moments, int attempt, Window* windows
 ) {
@@ -112,10 +113,14 @@ __device__ __forceinline__ int try_windows(
     int total = 0;
     for (int l = args.num_levels - 1; l >= 0; --l) {
         Window window = desired_window(moments[l], levels[l], deviations);
-        const int cells = window.width * window.height;
-        if (moments[l].count * (2.f * kSampling) < cells || (last && total + cells > args.max_cells)) {
-            window.width = window.height = 0;
+        float count = moments[l].count;
+        if (last && total + window.width * window.height > args.max_cells) {
+            const int height = (args.max_cells - total) / window.width;
+            count *= (height - 1.f) / window.height;
+            window.y += (window.height - height) / 2;
+            window.height = height;
         }
+        if (count * (2.f * kSampling) < window.width * window.height) window.width = window.height = 0;
         window.base = total;
         total += window.width * window.height;
         windows[l] = window;
