@@ -23,8 +23,8 @@ def device_tuning(device_index: int) -> Tuning:
 @cache
 def visible_device(device_index: int) -> Device:
     properties = torch.cuda.get_device_properties(device_index)
-    # AMD GPUs have nothing to opt into
-    max_shared = getattr(properties, "shared_memory_per_block_optin", properties.shared_memory_per_block)
+    # what every GPU has without opting in, where torch does not say more (AMD)
+    max_shared = getattr(properties, "shared_memory_per_block_optin", 48 * 1024)
     capability = (properties.major, properties.minor)
     return Device(properties.name, capability, properties.multi_processor_count, max_shared)
 
