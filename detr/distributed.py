@@ -5,7 +5,7 @@ collectives in the same order, never depending on data.
 """
 
 import os
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import TypeVar
@@ -113,6 +113,14 @@ def all_reduce_sum(tensor: Tensor) -> Tensor:
 def all_reduce_mean(tensor: Tensor) -> Tensor:
     """Mean of a floating `tensor` over all ranks; see `all_reduce_sum`."""
     return all_reduce_sum(tensor) / world_size()
+
+
+def broadcast_tensors(tensors: Iterable[Tensor]) -> None:
+    """Overwrite `tensors` with those of rank 0, in place; as many of the same shapes on every rank."""
+    if not _has_group():
+        return
+    for tensor in tensors:
+        dist.broadcast(tensor, src=0)
 
 
 def broadcast_object(value: T, *, source: int = 0) -> T:

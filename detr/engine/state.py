@@ -109,9 +109,13 @@ def build_train_state(
     graphs = GraphedDetector(model) if cuda_graphs else None
     wrapped = graphs or model
     if context.world_size > 1:
-        # the batch is moved by the step, so DDP gets no device ids; it broadcasts buffers before each
-        # forward only where batch statistics would drift apart
-        wrapped = DistributedDataParallel(wrapped, broadcast_buffers=has_batch_statistics(model))
+        # the batch is moved by the step, so DDP gets no device ids; gradients live in the buckets that travel.
+        # Not static_graph: with no_sync it leaves the gradients of the first window unreduced (PyTorch 2.14), and
+        # since every parameter takes part in every step it saves nothing
+        wrapped = DistributedDataParallel(wrapped, gradient_as_bucket_view=True)
+        # batch statistics are not read in training; evaluation takes those of rank 0. Set here since the argument
+        # also leaves out the first synchronisation, and warns in newer versions of PyTorch
+        wrapped.broadcast_buffers = False
     ema = None if ema_decay is None else EMA(model, ema_decay)
     compiled = compile_regions(model, shapes=compile_shapes) if compile else None
     return TrainState(

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from detr.data import DetectionLoader
-from detr.distributed import DistributedContext, barrier, gather_objects, is_main
+from detr.distributed import DistributedContext, barrier, broadcast_tensors, gather_objects, is_main
 from detr.engine.checkpoint import Checkpoint
 from detr.engine.checkpoint_writer import CheckpointWriter
 from detr.engine.evaluate import evaluate
@@ -18,7 +18,7 @@ from detr.engine.random_state import random_state
 from detr.engine.restore import Progress
 from detr.engine.run_folder import RunFolder, write_json
 from detr.engine.settings import TrainerSettings
-from detr.engine.state import TrainState
+from detr.engine.state import TrainState, has_batch_statistics
 from detr.engine.step import train_step
 from detr.engine.step_profiler import StepProfiler
 from detr.evaluation import CocoEvaluator, PostProcess
@@ -214,6 +214,10 @@ class Trainer:
 
     def _evaluate(self) -> bool:
         """Evaluate, log, write metrics.json; returns whether this is the best epoch so far."""
+        if has_batch_statistics(self.state.evaluated):
+            # ranks have seen different batches since DDP last gave all of them those of rank 0; what is evaluated
+            # is what the checkpoint holds, on any number of ranks
+            broadcast_tensors(self.state.evaluated.buffers())
         batches: Iterable[Batch] = self.val_loader
         if self.console is not None:
             batches = self.console.track(batches, "evaluate", num_items=len(self.val_loader))
