@@ -29,7 +29,7 @@ T = TypeVar("T")
 CONFIG_DIR = Path(__file__).resolve().parents[1] / "configs"
 
 # mistakes of the user, whose text says what to do; anything else is ours and keeps its stack trace
-USER_ERRORS = (ValueError, OSError, ImportError, FloatingPointError, BackendUnavailable)
+USER_ERRORS = (ValueError, OSError, ImportError, FloatingPointError, MemoryError, BackendUnavailable)
 
 
 def hydra_tool(

@@ -59,6 +59,7 @@ def main(cfg: DictConfig) -> None:
         compile_shapes=settings.compile_shapes,
         cuda_graphs=settings.cuda_graphs,
         recompute=settings.recompute,
+        retry_oom=settings.retry_oom,
     )
     seed_everything(cfg.seed, context.rank)
     progress = Progress()

@@ -1,8 +1,10 @@
 """How a run is driven."""
 
 from dataclasses import dataclass
+from typing import get_args
 
 from detr.engine.compile import ShapeMode
+from detr.engine.step_monitor import NonFinitePolicy
 
 
 @dataclass(frozen=True)
@@ -23,6 +25,10 @@ class TrainerSettings:
         compile_shapes: auto | static, see `compile_regions`.
         cuda_graphs: Launch forward and backward as captured graphs, one pair a padded size; see `GraphedDetector`.
         recompute: Run the encoder's layers again in the backward pass instead of keeping what they computed.
+        nonfinite: What happens when the loss or the gradients of a step are not finite: "skip" leaves it out, "stop"
+            ends the run. Either way the fault is named and the batch written to the folder nonfinite.
+        max_nonfinite: So many such steps in a row end the run.
+        retry_oom: Train a step that does not fit into GPU memory in halves; one process only.
         profile_steps: Steps to profile after a warm-up, into the run folder; 0 profiles none. See `StepProfiler`.
 
     Raises:
@@ -41,10 +47,13 @@ class TrainerSettings:
     compile_shapes: ShapeMode = "auto"
     cuda_graphs: bool = False
     recompute: bool = False
+    nonfinite: NonFinitePolicy = "skip"
+    max_nonfinite: int = 50
+    retry_oom: bool = False
     profile_steps: int = 0
 
     def __post_init__(self) -> None:
-        for name in ("accumulate", "log_every", "eval_every", "save_every", "keep_last"):
+        for name in ("accumulate", "log_every", "eval_every", "save_every", "keep_last", "max_nonfinite"):
             if not isinstance(getattr(self, name), int) or getattr(self, name) < 1:
                 raise ValueError(f"trainer.{name} must be at least 1, a whole number; got {getattr(self, name)}")
         if self.save_every_steps is not None and self.save_every_steps < 1:
@@ -53,6 +62,8 @@ class TrainerSettings:
             )
         if not isinstance(self.profile_steps, int) or self.profile_steps < 0:
             raise ValueError(f"trainer.profile_steps must be a whole number, 0 for none; got {self.profile_steps}")
+        if self.nonfinite not in get_args(NonFinitePolicy):
+            raise ValueError(f"trainer.nonfinite must be skip or stop; got {self.nonfinite!r}")
         # the negation also refuses NaN
         if self.clip is not None and not self.clip > 0:
             raise ValueError(f"trainer.clip must be positive, or null for no clipping; got {self.clip}")

@@ -36,6 +36,7 @@ class TrainState:
         max_grad_norm: Global L2 norm the gradients are clipped to; None does not clip.
         compiled: The regions that run compiled, or None.
         graphs: The captured passes, inside `model`, or None.
+        retry_oom: Train a step that does not fit into memory in halves.
     """
 
     model: nn.Module
@@ -49,6 +50,7 @@ class TrainState:
     max_grad_norm: float | None = 0.1
     compiled: CompiledRegions | None = None
     graphs: GraphedDetector | None = None
+    retry_oom: bool = False
 
     @property
     def detector(self) -> nn.Module:
@@ -78,6 +80,7 @@ def build_train_state(
     compile_shapes: ShapeMode = "auto",
     cuda_graphs: bool = False,
     recompute: bool = False,
+    retry_oom: bool = False,
 ) -> TrainState:
     """Move the model to its device and build what trains it; sets the process's matmul modes.
 
@@ -96,10 +99,21 @@ def build_train_state(
         compile_shapes: See `compile_regions`.
         cuda_graphs: Run forward and backward as captured graphs, see `GraphedDetector`.
         recompute: Keep less of the encoder for the backward pass, see `Encoder`.
+        retry_oom: See `TrainState`; one process only, and no captured graphs.
 
     Raises:
-        ValueError: The device or the model cannot do what is asked.
+        ValueError: The device or the model cannot do what is asked, or `retry_oom` does not go with the rest.
     """
+    if retry_oom and cuda_graphs:
+        raise ValueError(
+            "trainer.retry_oom=true splits batches, and trainer.cuda_graphs=true takes one batch an optimizer step; "
+            "set one of them to false"
+        )
+    if retry_oom and context.world_size > 1:
+        raise ValueError(
+            f"trainer.retry_oom=true needs one process, got {context.world_size} ranks: one that starts a step again "
+            "would leave the others waiting. Lower data.batch_size and raise trainer.accumulate"
+        )
     device = context.device
     precision.prepare(device)
     model = model.to(device).train()
@@ -130,6 +144,7 @@ def build_train_state(
         max_grad_norm=max_grad_norm,
         compiled=compiled,
         graphs=graphs,
+        retry_oom=retry_oom,
     )
 
 

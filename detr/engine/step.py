@@ -1,5 +1,6 @@
 """One optimizer step: the only place where weights change, shared by the trainer and the benchmark."""
 
+import logging
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
@@ -10,11 +11,14 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
 from detr.distributed import all_reduce_sum, world_size
+from detr.engine.out_of_memory import can_be_halved, describe_window, halves
 from detr.engine.state import TrainState
 from detr.losses import LossOutput
 from detr.structures import Batch
 from detr.telemetry.host_copy import HostCopy
 from detr.telemetry.timer import PhaseTimer
+
+_logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -62,6 +66,8 @@ def train_step(
     Raises:
         ValueError: `window` is empty, or holds several batches for captured graphs, whose gradients would
             overwrite each other.
+        torch.OutOfMemoryError: The step does not fit, nor in halves where `state.retry_oom` allows them; weights and
+            optimizer are as before unless it came from the optimizer itself.
     """
     if not window:
         raise ValueError("train_step needs at least one batch; got an empty window")
@@ -72,11 +78,7 @@ def train_step(
         )
     timer = timer or PhaseTimer(state.device, enabled=False)
     num_boxes, num_stop_requests = _sums_over_ranks(window, stop_requested, state.device)
-    state.optimizer.zero_grad(set_to_none=True)
-    losses = []
-    for index, batch in enumerate(window):
-        with _gradient_sync(state.model, is_last=index == len(window) - 1):
-            losses.append(_forward_backward(state, batch, num_boxes, timer))
+    losses = _accumulate_or_halve(state, window, num_boxes, timer)
 
     lr = state.optimizer.param_groups[0]["lr"]
     with timer.span("optimizer"):
@@ -107,6 +109,32 @@ def _sums_over_ranks(window: Sequence[Batch], stop_requested: bool, device: torc
     sums[1:].fill_(float(stop_requested))
     sums = all_reduce_sum(sums)
     return (sums[0] / world_size()).clamp(min=1), HostCopy(sums[1])
+
+
+def _accumulate_or_halve(
+    state: TrainState, window: Sequence[Batch], num_boxes: Tensor, timer: PhaseTimer
+) -> list[LossOutput]:
+    """The gradients of the window; where they do not fit into memory and the run says so, in smaller batches."""
+    while True:
+        state.optimizer.zero_grad(set_to_none=True)
+        try:
+            return _accumulate(state, window, num_boxes, timer)
+        except torch.OutOfMemoryError:
+            if not (state.retry_oom and can_be_halved(window)):
+                raise
+        # only here, behind the except clause, is what the failed attempt held free
+        window = halves(window)
+        _logger.warning("a step did not fit into memory and is tried in halves:\n  %s", describe_window(window))
+        if state.device.type == "cuda":
+            torch.cuda.empty_cache()
+
+
+def _accumulate(state: TrainState, window: Sequence[Batch], num_boxes: Tensor, timer: PhaseTimer) -> list[LossOutput]:
+    losses = []
+    for index, batch in enumerate(window):
+        with _gradient_sync(state.model, is_last=index == len(window) - 1):
+            losses.append(_forward_backward(state, batch, num_boxes, timer))
+    return losses
 
 
 def _gradient_sync(model: nn.Module, *, is_last: bool) -> AbstractContextManager[None]:

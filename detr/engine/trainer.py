@@ -13,13 +13,15 @@ from detr.engine.checkpoint import Checkpoint
 from detr.engine.checkpoint_writer import CheckpointWriter
 from detr.engine.evaluate import evaluate
 from detr.engine.interval import Interval, eval_values, steps_per_epoch, windows
+from detr.engine.out_of_memory import out_of_memory_message
 from detr.engine.preemption import Preempted, StopRequest
 from detr.engine.random_state import random_state
 from detr.engine.restore import Progress
 from detr.engine.run_folder import RunFolder, write_json
 from detr.engine.settings import TrainerSettings
 from detr.engine.state import TrainState, has_batch_statistics
-from detr.engine.step import train_step
+from detr.engine.step import StepResult, train_step
+from detr.engine.step_monitor import StepMonitor
 from detr.engine.step_profiler import StepProfiler
 from detr.evaluation import CocoEvaluator, PostProcess
 from detr.structures import Batch, ClassTable
@@ -90,6 +92,9 @@ class Trainer:
         self.progress = progress
         self.writer = CheckpointWriter(folder, keep_last=settings.keep_last)
         self.stop = StopRequest()
+        self.monitor = StepMonitor(
+            state, folder.path, rank=context.rank, policy=settings.nonfinite, max_in_row=settings.max_nonfinite
+        )
         self._profiler = None
         if settings.profile_steps and is_main():
             self._profiler = StepProfiler(state.device, folder.path, num_steps=settings.profile_steps)
@@ -165,7 +170,8 @@ class Trainer:
         skipped = torch.zeros((), device=self.state.device)
         num_steps = 0
         for window in windows(interval.time_waiting(self.train_loader), self.settings.accumulate):
-            result = train_step(self.state, window, stop_requested=self.stop.requested)
+            self.monitor.before_step()
+            result = self._step(window)
             if self._profiler is not None:
                 self._profiler.step()
             self.progress.global_step += 1
@@ -175,6 +181,7 @@ class Trainer:
             interval.add(result)
             if self.console is not None:
                 self.console.advance(self.progress.global_step)
+            self.monitor.after_step(self.progress.global_step, window, result)
             if self.progress.global_step % self.settings.log_every == 0:
                 self._log(interval, result.lr)
             if result.num_stop_requests.read() > 0:
@@ -182,7 +189,19 @@ class Trainer:
                 self._leave()
             if self._is_step_save_due():
                 self._save(is_best=False)
+        self.monitor.finish()
         self._require_progress(int(skipped), num_steps)
+
+    def _step(self, window: list[Batch]) -> StepResult:
+        """One step.
+
+        Raises:
+            MemoryError: It does not fit into the GPU's memory.
+        """
+        try:
+            return train_step(self.state, window, stop_requested=self.stop.requested)
+        except torch.OutOfMemoryError as error:
+            raise MemoryError(out_of_memory_message(window, self.state.device)) from error
 
     def _is_step_save_due(self) -> bool:
         every = self.settings.save_every_steps

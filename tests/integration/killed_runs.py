@@ -230,8 +230,8 @@ def prove_resume(folder: Path, *, num_kills: int, world_size: int, seed: int) ->
         is_proof = died and ended and not found
         num_failures += not is_proof
         print(
-            f"{world_size} ranks, saving every {every} steps: rank {kill.victim} killed {1e3 * kill.delay_s:.0f} ms after "
-            f"step {kill.step}, went on from {begins_at}: "
+            f"{world_size} ranks, saving every {every} steps: rank {kill.victim} killed {1e3 * kill.delay_s:.0f} ms "
+            f"after step {kill.step}, went on from {begins_at}: "
             + ("the same bits" if is_proof else f"FAILED ({died=}, {ended=}, differs: {found})"),
             flush=True,
         )

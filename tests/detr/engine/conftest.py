@@ -87,6 +87,7 @@ def make_state(
     ema_decay: float | None = None,
     max_grad_norm: float | None = 0.1,
     lr: float = 1e-3,
+    retry_oom: bool = False,
 ) -> TrainState:
     model = make_detector() if model is None else model
     return build_train_state(
@@ -102,6 +103,7 @@ def make_state(
         steps_per_epoch=steps,
         ema_decay=ema_decay,
         max_grad_norm=max_grad_norm,
+        retry_oom=retry_oom,
     )
 
 

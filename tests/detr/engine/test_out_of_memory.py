@@ -1,0 +1,65 @@
+"""A step that does not fit: what is said, and the same gradients in halves. Memory is counted in images here."""
+
+import copy
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from detr.distributed import DistributedContext
+from detr.engine.step import train_step
+
+
+def limit_images(model: torch.nn.Module, num_images: int) -> list[int]:
+    """Let `model` take so many images at once, and record how many it is given."""
+    given: list[int] = []
+
+    def check(module: torch.nn.Module, arguments: tuple[Any, ...]) -> None:
+        given.append(len(arguments[0]))
+        if len(arguments[0]) > num_images:
+            raise torch.OutOfMemoryError("CUDA out of memory")
+
+    model.register_forward_pre_hook(check)
+    return given
+
+
+def test_in_halves_the_gradients_are_the_same(
+    detector: Callable[..., Any], train_state: Callable[..., Any], batches: Callable[..., Any]
+):
+    start = detector().to(torch.float64)
+    window = batches([[3, 0, 1, 2, 1], [2, 2]])
+    whole, limited = copy.deepcopy(start), copy.deepcopy(start)
+    expected = train_step(train_state(whole, max_grad_norm=None), window)
+    given = limit_images(limited, 2)
+    result = train_step(train_state(limited, max_grad_norm=None, retry_oom=True), window)
+    # 5 fail; then 2 fit, 3 fail; at last nothing is above 2
+    assert given == [5, 2, 3, 1, 1, 1, 2, 1, 1]
+    assert result.num_images == expected.num_images == 7
+    torch.testing.assert_close(result.loss, expected.loss, rtol=1e-9, atol=0)
+    for (name, one), other in zip(whole.named_parameters(), limited.parameters(), strict=True):
+        if one.grad is not None:
+            torch.testing.assert_close(other.grad, one.grad, rtol=1e-7, atol=1e-9, msg=name)
+
+
+def test_what_does_not_fit_alone_raises(train_state: Callable[..., Any], batches: Callable[..., Any]):
+    state = train_state(retry_oom=True)
+    limit_images(state.detector, 0)
+    with pytest.raises(torch.OutOfMemoryError):
+        train_step(state, batches([[2, 1]]))
+
+
+def test_without_the_switch_it_says_what_did_not_fit(trainer: Callable[..., Any], tmp_path: Path):
+    run = trainer(tmp_path)
+    limit_images(run.state.detector, 1)
+    with pytest.raises(MemoryError) as error:
+        run.fit()
+    for words in ("2 images padded to 64x64 px", "boxes ", "image ids ", "data.batch_size", "trainer.retry_oom=true"):
+        assert words in str(error.value)
+
+
+def test_ranks_must_stay_in_step(train_state: Callable[..., Any]):
+    context = DistributedContext(rank=0, local_rank=0, world_size=2, device=torch.device("cpu"))
+    with pytest.raises(ValueError, match=r"retry_oom=true needs one process, got 2 ranks"):
+        train_state(retry_oom=True, context=context)
