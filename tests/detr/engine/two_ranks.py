@@ -1,5 +1,6 @@
 """Run by test_two_ranks, plainly and under torchrun: the gradient of one step, and a short run."""
 
+import copy
 import sys
 from pathlib import Path
 
@@ -72,7 +73,10 @@ def main(output_dir: Path) -> None:
             steps_per_epoch=2,
             ema_decay=0.9,
         )
+        start = copy.deepcopy(state.detector.state_dict())
         for number, window in enumerate(make_windows(context.rank, context.world_size)):
+            # Adam's first step is lr * sign: where a gradient is next to nothing, rounding would decide the weights
+            state.detector.load_state_dict(start)
             result = train_step(state, window)
             gradients = {name: p.grad for name, p in state.detector.named_parameters() if p.grad is not None}
             report[f"{dtype}/{number}"] = {"gradients": gradients, "loss": result.loss, "norm": result.grad_norm}
