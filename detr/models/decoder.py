@@ -5,13 +5,13 @@ from collections.abc import Sequence
 from typing import cast
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from detr.boxes import inverse_sigmoid
 from detr.models.encoder import reset_transformer_parameters
 from detr.models.feed_forward import FeedForward
 from detr.models.levels import LevelGeometry
+from detr.models.value_projection import project_together
 from ops import MSDeformAttn
 
 
@@ -133,18 +133,6 @@ class Decoder(nn.Module):
                 looked_at = box.detach()
                 predicted_from = box if self.look_forward_twice else looked_at
         return torch.stack(states), torch.stack(boxes)
-
-
-def project_together(memory: Tensor, projections: Sequence[nn.Linear]) -> tuple[Tensor, ...]:
-    """Each of K `projections` of one memory (N, S, C), as K tensors (N, S, C), by one matrix product.
-
-    The memory is cast, and its gradient summed over the layers, once: inside a product that accumulates in
-    float32, where K products would add up K rounded gradients of the size of the memory.
-    """
-    weight = torch.cat([projection.weight for projection in projections])  # (K*C, C)
-    bias = torch.cat([projection.bias for projection in projections])
-    together = F.linear(memory, weight, bias).unflatten(-1, (len(projections), -1))  # (N, S, K, C)
-    return tuple(value.contiguous() for value in together.unbind(-2))
 
 
 def refine_boxes(delta: Tensor, reference_points: Tensor) -> Tensor:

@@ -21,7 +21,7 @@ pytestmark = [
 ]
 
 
-def make_state(*, precision="fp32", backend="cuda", two_stage=False):
+def make_state(*, precision="fp32", backend="cuda", two_stage=False, cuda_graphs=False):
     torch.manual_seed(0)
     model = deformable_detr(
         Backbone("resnet18"),
@@ -45,6 +45,7 @@ def make_state(*, precision="fp32", backend="cuda", two_stage=False):
         DistributedContext(rank=0, local_rank=0, world_size=1, device=torch.device("cuda", 0)),
         total_batch=4,
         steps_per_epoch=100,
+        cuda_graphs=cuda_graphs,
     )
 
 
@@ -55,9 +56,11 @@ def make_batches(num_batches=2):
 
 
 @pytest.mark.parametrize("two_stage", [False, True], ids=["one-stage", "two-stage"])
-@pytest.mark.parametrize("backend", ["reference", "triton", "cuda"])
-def test_the_host_waits_once_a_step_in_the_matcher(backend, two_stage, monkeypatch):
-    state = make_state(backend=backend, two_stage=two_stage)
+@pytest.mark.parametrize(
+    ("backend", "cuda_graphs"), [("reference", False), ("triton", False), ("cuda", False), ("cuda", True)]
+)
+def test_the_host_waits_once_a_step_in_the_matcher(backend, cuda_graphs, two_stage, monkeypatch):
+    state = make_state(backend=backend, two_stage=two_stage, cuda_graphs=cuda_graphs)
     batches = make_batches()
     for batch in batches:  # compile kernels, build the optimizer's state
         train_step(state, [batch])

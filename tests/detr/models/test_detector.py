@@ -6,7 +6,6 @@ import pytest
 import torch
 
 from detr.losses import HungarianMatcher, SetCriterion
-from detr.models.decoder import project_together
 from detr.structures import ImageBatch
 
 VARIANTS = {
@@ -221,18 +220,3 @@ def test_fewer_levels_than_features_use_the_coarsest(small_detector, batch):
     one_feature = small_detector(num_levels=1, out_indices=(4,))
     images = batch().images
     torch.testing.assert_close(three_features(images).layer_boxes, one_feature(images).layer_boxes)
-
-
-def test_values_projected_together_are_those_of_each_layer():
-    projections = [torch.nn.Linear(16, 16).double() for _ in range(3)]
-    memory = torch.randn(2, 35, 16, dtype=torch.float64, requires_grad=True)
-    together = project_together(memory, projections)
-    apart = [projection(memory) for projection in projections]
-    weights = [torch.randn_like(value) for value in apart]
-    gradients = []
-    for values in (together, apart):
-        assert all(value.is_contiguous() for value in values)
-        loss = sum((value * weight).sum() for value, weight in zip(values, weights, strict=True))
-        gradients.append(torch.autograd.grad(loss, [memory, *(p.weight for p in projections)]))
-    for value, expected in zip([*together, *gradients[0]], [*apart, *gradients[1]], strict=True):
-        torch.testing.assert_close(value, expected)
