@@ -268,8 +268,17 @@ class TestFile:
             assert tuning.choice(kind) == shipped_tuning(H200).choice(kind)
 
     def test_none_is_the_shipped_table_without_a_word(self, tmp_path, caplog):
-        assert tuning_of(H200, tmp_path) == shipped_tuning(H200)
+        with caplog.at_level(logging.INFO, logger="ops"):
+            assert tuning_of(H200, tmp_path) == shipped_tuning(H200)
         assert not caplog.records
+
+    def test_a_gpu_nobody_measured_is_told_how_to(self, tmp_path, caplog):
+        device = DEVICES[-1]
+        with caplog.at_level(logging.INFO, logger="ops"):
+            assert tuning_of(device, tmp_path) == shipped_tuning(device)
+        assert [record.getMessage() for record in caplog.records] == [
+            "launch shapes for a GPU of tomorrow are careful guesses: python tools/tune_ops.py finds the fastest"
+        ]
 
     def used(self, device, folder, caplog, reason):
         """Not used, and said so once."""

@@ -7,7 +7,7 @@ from pathlib import Path
 import torch
 
 from ops.msda.cache_dir import cache_dir
-from ops.msda.tuning.shipped import shipped_tuning
+from ops.msda.tuning.shipped import is_measured, shipped_tuning
 from ops.msda.tuning.store import TuningFileError, read_tuning, tuning_path
 from ops.msda.tuning.table import Device, Row, Tuning
 
@@ -39,6 +39,10 @@ def tuning_of(device: Device, folder: Path) -> Tuning:
     try:
         tuned = read_tuning(path, device)
     except FileNotFoundError:
+        if not is_measured(device):
+            logger.info(
+                "launch shapes for %s are careful guesses: python tools/tune_ops.py finds the fastest", device.name
+            )
         return shipped
     except TuningFileError as error:
         logger.warning(

@@ -14,9 +14,14 @@ _DOTS_16 = LaunchShape("dots32", warps=4, min_blocks=7)
 _DOTS_32 = LaunchShape("dots32", warps=4, min_blocks=6)
 
 
+def is_measured(device: Device) -> bool:
+    """Whether the shipped launch shapes were measured on a GPU of this kind."""
+    return device.capability == (9, 0)
+
+
 def shipped_tuning(device: Device) -> Tuning:
     """The table of a device: the first row that matches a shape class, and the last ones match all."""
-    if device.capability == (9, 0):
+    if is_measured(device):
         # one H200, docs/kernels.md; cuda is ahead of triton in every table of docs/benchmarks
         # reductions in 64 bits cost twice as much: larger windows
         wide = LaunchShape("scatter32", warps=24, min_blocks=1, tile_px=16)
