@@ -165,11 +165,22 @@ def _write_reports(cfg: DictConfig, rows: list[StepRow], folder: Path) -> None:
     title = f"{HydraConfig.get().runtime.choices['benchmark']}: {cfg.name}"
     if "plain" in preset:
         report = numerics_report(
-            rows, plain_names=preset.plain, notes=preset.notes, title=f"Numerics of {title}", command=command
+            rows,
+            plain_names=preset.plain,
+            notes=preset.notes,
+            title=f"Numerics of {title}",
+            command=command,
+            picture="report.png",
         )
         plot_numerics(rows, folder / "report.png", plain_names=preset.plain, title=title)
     else:
-        report = markdown_report(rows, title=f"Training step, {title}", command=command, baselines=preset.baselines)
+        report = markdown_report(
+            rows,
+            title=f"Training step, {title}",
+            command=command,
+            baselines=preset.baselines,
+            picture="report.png",
+        )
         (folder / "kernels.md").write_text(kernel_report(rows), encoding="utf-8")
         plot_report(rows, folder / "report.png", title=title)
     (folder / "report.md").write_text(report, encoding="utf-8")

@@ -72,7 +72,13 @@ def compare_curve(name: str, curve: Sequence[float], plain: Sequence[Sequence[fl
 
 
 def numerics_report(
-    rows: Sequence[StepRow], *, plain_names: Sequence[str], notes: Mapping[str, str], title: str, command: str
+    rows: Sequence[StepRow],
+    *,
+    plain_names: Sequence[str],
+    notes: Mapping[str, str],
+    title: str,
+    command: str,
+    picture: str,
 ) -> str:
     """A table of the options with their verdict; rows without a curve keep their reason.
 
@@ -82,6 +88,7 @@ def numerics_report(
         notes: What is to be known of a row, such as that it changes the sampling.
         title: Of the page.
         command: That made it.
+        picture: Name of the plot, in the same folder.
     """
     plain = _curves(rows, plain_names)
     lines = [f"# {title}", ""]
@@ -90,6 +97,8 @@ def numerics_report(
         lines += [
             f"```\n$ {command}\n{format_environment(good.environment)}\n{'date':<8}  {good.date}\n"
             f"{'step':<8}  {good.batch_size} images, {good.data_source}; {len(good.losses)} steps\n```",
+            "",
+            f"![{title}]({picture})",
             "",
         ]
     if len(plain) < 2:
@@ -135,6 +144,10 @@ def plot_numerics(rows: Sequence[StepRow], path: Path, *, plain_names: Sequence[
                 losses.plot(steps, row.losses, linewidth=0.9, label=row.name)
                 relative = [100 * (loss / m - 1) for loss, m in zip(row.losses, mean, strict=True)]
                 differences.plot(steps, relative, linewidth=0.9, label=row.name)
+        widest = max(abs(value) for values in spread for value in values)
+        if widest > 0:
+            # what leaves this panel is far outside, and must not hide the rest
+            differences.set_ylim(-8 * widest, 8 * widest)
     losses.set_ylabel("loss")
     losses.legend(fontsize=8)
     differences.set_ylabel("difference from plain, %")

@@ -25,7 +25,9 @@ _READING = (
 )
 
 
-def markdown_report(rows: Sequence[StepRow], *, title: str, command: str, baselines: Sequence[str]) -> str:
+def markdown_report(
+    rows: Sequence[StepRow], *, title: str, command: str, baselines: Sequence[str], picture: str
+) -> str:
     """Tables of the rows' medians over their repeats, with ratios to `baselines`; failed rows keep their reason.
 
     Args:
@@ -33,6 +35,7 @@ def markdown_report(rows: Sequence[StepRow], *, title: str, command: str, baseli
         title: Of the page.
         command: That made it.
         baselines: Names of rows; each gets a column of ratios.
+        picture: Name of the plot, in the same folder.
     """
     names = list(dict.fromkeys(row.name for row in rows))
     good = {name: [row for row in rows if row.name == name and row.images_per_s is not None] for name in names}
@@ -41,7 +44,14 @@ def markdown_report(rows: Sequence[StepRow], *, title: str, command: str, baseli
     ]
     lines = [f"# {title}", "", _setting(rows, command)]
     if any(good.values()):
-        lines += ["", "## Throughput", "", *_table(_throughput_columns(good, baselines), good)]
+        lines += [
+            "",
+            f"![{title}]({picture})",
+            "",
+            "## Throughput",
+            "",
+            *_table(_throughput_columns(good, baselines), good),
+        ]
         timed = {name: same for name, same in good.items() if same and same[0].status == "ok"}
         lines += ["", "## Where the time goes", "", *_table(_time_columns(timed), timed)]
     if failed:

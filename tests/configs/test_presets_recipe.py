@@ -11,6 +11,7 @@ from torch import nn
 from torchvision.transforms import v2
 
 from detr.data.transforms import RandomSizeCrop, ResizeShortSide
+from detr.engine.run_folder import config_differences
 from tools.launcher import CONFIG_DIR
 
 # (levels, backbone features, refinement, two stages)
@@ -145,3 +146,20 @@ def test_what_a_preset_builds_carries_the_values(preset: tuple[str, DictConfig])
     assert (list(resize.sizes), resize.max_size) == (list(final.sizes), final.max_size) == (SIZES, 1333)
     assert (list(source.sizes), source.max_size) == ([400, 500, 600], None)
     assert (crop.min_size, crop.max_size) == (384, 600)
+
+
+def test_the_fast_preset_differs_in_what_its_header_names():
+    with initialize_config_dir(str(CONFIG_DIR), version_base="1.3"):
+        parity, fast = (
+            OmegaConf.to_container(compose("train", overrides=[f"experiment={name}"]), resolve=True)
+            for name in ("r50_refine_50ep", "fast_r50_refine_50ep")
+        )
+    assert isinstance(parity, dict)
+    assert isinstance(fast, dict)
+    differences = config_differences(parity, fast)
+    # the model and the data repeat what the groups say
+    keys = {line.partition(":")[0] for line in differences if not line.startswith("model.")}
+    assert keys == {"precision.name", "trainer.compile", "kernel.backend", "data.pad_to"}
+    header = (CONFIG_DIR / "experiment" / "fast_r50_refine_50ep.yaml").read_text().partition("defaults:")[0]
+    for choice in ("precision=bf16", "trainer.compile=true", "kernel=cuda", "data.pad_to=64"):
+        assert choice in header

@@ -76,7 +76,7 @@ def test_a_failed_row_keeps_its_reason_and_the_rest_go_on(tmp_path):
     ]
     assert rows[0].spent_s["start"] > 0
     assert read_rows(tmp_path / "rows.jsonl") == rows
-    report = markdown_report(rows, title="Title", command="command", baselines=["good"])
+    report = markdown_report(rows, title="Title", command="command", baselines=["good"], picture="x.png")
     assert table(report, "Rows without numbers")["large"]["reason"] == "not run: gpus=2, and this machine has 1"
 
 
@@ -115,8 +115,13 @@ def test_report(tmp_path):
     rows.append(StepRow("recorded_peer", 0, "recorded", model="peer", batch_size=2, images_per_s=5.0))
     rows.append(StepRow("two", 0, "ok", **{"num_gpus": 2, "images_per_s": 15.2} | same_as(rows[0])))
     report = markdown_report(
-        rows, title="Title", command="python tools/benchmark.py", baselines=["base", "recorded_peer", "absent"]
+        rows,
+        title="Title",
+        command="python tools/benchmark.py",
+        baselines=["base", "recorded_peer", "absent"],
+        picture="report.png",
     )
+    assert "![Title](report.png)" in report
     speeds, times = table(report, "Throughput"), table(report, "Where the time goes")
     assert speeds["fast"]["images/s"] == "20.00"
     assert (speeds["fast"]["x base"], speeds["fast"]["x recorded_peer"]) == ("2.50", "4.00")

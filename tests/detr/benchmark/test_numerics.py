@@ -62,7 +62,12 @@ def test_report(tmp_path):
     rows = [row(name, losses) for name, losses in zip(names, PLAIN, strict=True)]
     rows += [row("good", curve(7)), row("wrong", curve(7, factor=1.2)), row("broken", (), "failed: no GPU")]
     report = numerics_report(
-        rows, plain_names=names, notes={"good": "other masks"}, title="Numerics", command="command"
+        rows,
+        plain_names=names,
+        notes={"good": "other masks"},
+        title="Numerics",
+        command="command",
+        picture="report.png",
     )
     cells = {line.split(" | ")[0].strip("| "): line for line in report.splitlines() if line.startswith("| ")}
     assert "within noise | other masks |" in cells["good"]
@@ -72,5 +77,5 @@ def test_report(tmp_path):
     plot_numerics(rows, tmp_path / "report.png", plain_names=names, title="Numerics")
     assert (tmp_path / "report.png").stat().st_size > 1000
     assert "its noise is not known" in numerics_report(
-        rows[:1], plain_names=names, notes={}, title="Numerics", command="command"
+        rows[:1], plain_names=names, notes={}, title="Numerics", command="command", picture="report.png"
     )
