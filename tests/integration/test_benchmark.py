@@ -64,6 +64,7 @@ def test_a_preset_with_its_reports(tool: Tool, refused: Tool, tmp_path: Path):
         "benchmark",
         "only=[reference]",
         "benchmark.repeats=1",
+        "gpus=2",
         f"extra_rows=[{earlier}]",
         "benchmark.baselines=[earlier]",
     )
@@ -78,5 +79,8 @@ def test_a_preset_with_its_reports(tool: Tool, refused: Tool, tmp_path: Path):
     }
     [row] = read_rows(folder / "rows.jsonl")
     assert (row.name, row.status, row.kernel, row.model) == ("reference", "ok", "reference", "tiny")
+    # two ranks under torchrun, each with its batch
+    assert (row.num_gpus, row.batch_size) == (2, 2)
+    assert row.images_per_s == pytest.approx(2 * 2 / row.step_ms * 1e3)
     assert "x earlier" in output
     assert "only=['referense'] names rows that are not there" in refused("benchmark", "only=[referense]")
