@@ -7,6 +7,7 @@ import torch
 from torch import nn
 from torch._dynamo.utils import counters
 
+from detr.losses import SetCriterion
 from detr.models import DeformableDETR
 
 ShapeMode = Literal["auto", "static"]
@@ -32,15 +33,20 @@ class CompiledRegions:
 
 
 def compile_regions(
-    model: nn.Module, *, shapes: ShapeMode = "auto", max_graphs_per_region: int = 64
+    model: nn.Module,
+    criterion: SetCriterion | None = None,
+    *,
+    shapes: ShapeMode = "auto",
+    max_graphs_per_region: int = 64,
 ) -> CompiledRegions:
-    """Compile the backbone, the neck and every encoder and decoder layer of `model` in place.
+    """Compile the backbone, the neck and every encoder and decoder layer of `model`, and the criterion, in place.
 
     The layers of a stack share their graphs, since they run the same code. `data.pad_to` keeps the padded sizes
     few. A region that cannot be compiled whole raises when it first runs: nothing falls back to eager in part.
 
     Args:
         model: A `DeformableDETR`; its parameter names do not change.
+        criterion: Its arithmetic is compiled, too.
         shapes: What a second padded size does. `auto` compiles one graph for all sizes from then on, which is slower
             than graphs made for one size; `static` compiles every size for itself, up to a minute each the first
             time, after that from PyTorch's cache on disk.
@@ -64,4 +70,7 @@ def compile_regions(
     torch._dynamo.config.fail_on_recompile_limit_hit = True
     for region in regions.values():
         region.compile(fullgraph=True, dynamic=False if shapes == "static" else None)
-    return CompiledRegions(tuple(regions))
+    if criterion is None:
+        return CompiledRegions(tuple(regions))
+    criterion.compile_arithmetic()
+    return CompiledRegions((*regions, "criterion"))

@@ -131,7 +131,7 @@ def build_train_state(
         # also leaves out the first synchronisation, and warns in newer versions of PyTorch
         wrapped.broadcast_buffers = False
     ema = None if ema_decay is None else EMA(model, ema_decay)
-    compiled = compile_regions(model, shapes=compile_shapes) if compile else None
+    compiled = compile_regions(model, criterion, shapes=compile_shapes) if compile else None
     return TrainState(
         model=wrapped,
         criterion=criterion.to(device).train(),

@@ -123,6 +123,15 @@ class SetCriterion(nn.Module):
                 total = total + self.weights[name] * values[0]
         return LossOutput(total, terms, _class_error(logits[-1].detach(), padded, matches))
 
+    def compile_arithmetic(self) -> None:
+        """Run the costs of the matcher and the terms of the loss through torch.compile from now on.
+
+        They are a hundred small kernels, during most of which the GPU waits for the host. One graph serves any
+        numbers of boxes; none and one make their own.
+        """
+        self._terms = torch.compile(self._terms, fullgraph=True, dynamic=True)  # type: ignore[method-assign]
+        self.matcher.cost = torch.compile(self.matcher.cost, fullgraph=True, dynamic=True)  # type: ignore[method-assign]
+
     def _terms(
         self,
         logits: Tensor,
