@@ -29,12 +29,14 @@ class DistributedContext:
         local_rank: Index of this process on its machine; the CUDA device it owns.
         world_size: Number of processes in the run.
         device: What this process computes on, with its index for CUDA.
+        store: Small values that ranks leave for each other outside collectives; None in a world of one.
     """
 
     rank: int
     local_rank: int
     world_size: int
     device: torch.device
+    store: dist.Store | None = None
 
 
 def init_distributed(device: str = "auto", *, timeout: timedelta = timedelta(minutes=30)) -> DistributedContext:
@@ -55,15 +57,18 @@ def init_distributed(device: str = "auto", *, timeout: timedelta = timedelta(min
     resolved = _resolve_device(device, local_rank, world_size)
     if resolved.type == "cuda":
         torch.cuda.set_device(resolved)
+    store = None
     if world_size > 1:
+        store, rank, world_size = next(dist.rendezvous("env://", rank, world_size, timeout=timeout))
         dist.init_process_group(
             "nccl" if resolved.type == "cuda" else "gloo",
+            store=dist.PrefixStore("group", store),
             rank=rank,
             world_size=world_size,
             timeout=timeout,
             device_id=resolved if resolved.type == "cuda" else None,
         )
-    return DistributedContext(rank, local_rank, world_size, resolved)
+    return DistributedContext(rank, local_rank, world_size, resolved, store)
 
 
 def cleanup() -> None:

@@ -36,6 +36,7 @@ HARMLESS_KEYS = (
     "trainer.save_every",
     "trainer.save_every_steps",
     "trainer.keep_last",
+    "trainer.hang_s",
     "trainer.profile_steps",
 )
 

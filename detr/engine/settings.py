@@ -29,6 +29,8 @@ class TrainerSettings:
             ends the run. Either way the fault is named and the batch written to the folder nonfinite.
         max_nonfinite: So many such steps in a row end the run.
         retry_oom: Train a step that does not fit into GPU memory in halves; one process only.
+        hang_s: Seconds in one step, one wait for data or one batch of an evaluation after which every rank says
+            where it is; None says nothing. See `Watchdog`.
         profile_steps: Steps to profile after a warm-up, into the run folder; 0 profiles none. See `StepProfiler`.
 
     Raises:
@@ -50,6 +52,7 @@ class TrainerSettings:
     nonfinite: NonFinitePolicy = "skip"
     max_nonfinite: int = 50
     retry_oom: bool = False
+    hang_s: float | None = 600.0
     profile_steps: int = 0
 
     def __post_init__(self) -> None:
@@ -62,6 +65,8 @@ class TrainerSettings:
             )
         if not isinstance(self.profile_steps, int) or self.profile_steps < 0:
             raise ValueError(f"trainer.profile_steps must be a whole number, 0 for none; got {self.profile_steps}")
+        if self.hang_s is not None and not self.hang_s > 0:
+            raise ValueError(f"trainer.hang_s must be positive, or null to watch nothing; got {self.hang_s}")
         if self.nonfinite not in get_args(NonFinitePolicy):
             raise ValueError(f"trainer.nonfinite must be skip or stop; got {self.nonfinite!r}")
         # the negation also refuses NaN

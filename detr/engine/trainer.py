@@ -23,6 +23,7 @@ from detr.engine.state import TrainState, has_batch_statistics
 from detr.engine.step import StepResult, train_step
 from detr.engine.step_monitor import StepMonitor
 from detr.engine.step_profiler import StepProfiler
+from detr.engine.watchdog import Watchdog
 from detr.evaluation import CocoEvaluator, PostProcess
 from detr.structures import Batch, ClassTable
 from detr.telemetry.loggers import ConsoleLogger, Logger
@@ -95,6 +96,7 @@ class Trainer:
         self.monitor = StepMonitor(
             state, folder.path, rank=context.rank, policy=settings.nonfinite, max_in_row=settings.max_nonfinite
         )
+        self.watchdog = Watchdog(settings.hang_s, rank=context.rank, world_size=context.world_size, store=context.store)
         self._profiler = None
         if settings.profile_steps and is_main():
             self._profiler = StepProfiler(state.device, folder.path, num_steps=settings.profile_steps)
@@ -123,7 +125,7 @@ class Trainer:
         if self._profiler is not None:
             self._profiler.start()
         try:
-            with self.stop:
+            with self.stop, self.watchdog:
                 if self._missed_evaluation():
                     self._evaluate_and_save()
                 while self.progress.epoch < self.num_epochs:
@@ -166,10 +168,12 @@ class Trainer:
         """Train what is left of the epoch: all of it, unless the run was resumed within."""
         self.train_loader.set_epoch(self.progress.epoch, start=self.progress.epoch_samples)
         self.state.schedule.seek(self.progress.epoch, steps_per_epoch(self.train_loader, self.settings.accumulate))
+        self._enter("data")
         interval = Interval()
         skipped = torch.zeros((), device=self.state.device)
         num_steps = 0
         for window in windows(interval.time_waiting(self.train_loader), self.settings.accumulate):
+            self._enter("training step")
             self.monitor.before_step()
             result = self._step(window)
             if self._profiler is not None:
@@ -189,6 +193,7 @@ class Trainer:
                 self._leave()
             if self._is_step_save_due():
                 self._save(is_best=False)
+            self._enter("data")
         self.monitor.finish()
         self._require_progress(int(skipped), num_steps)
 
@@ -202,6 +207,9 @@ class Trainer:
             return train_step(self.state, window, stop_requested=self.stop.requested)
         except torch.OutOfMemoryError as error:
             raise MemoryError(out_of_memory_message(window, self.state.device)) from error
+
+    def _enter(self, phase: str) -> None:
+        self.watchdog.enter(self.progress.global_step, phase)
 
     def _is_step_save_due(self) -> bool:
         every = self.settings.save_every_steps
@@ -262,6 +270,7 @@ class Trainer:
     def _until_stopped(self, batches: Iterable[Batch]) -> Iterator[Batch]:
         """Leave an evaluation as soon as this rank is asked to: the epoch is saved, and resume evaluates it."""
         for batch in batches:
+            self._enter("evaluation")
             if self.stop.requested:
                 self.writer.wait()
                 raise Preempted(
@@ -269,6 +278,7 @@ class Trainer:
                     "evaluates it"
                 )
             yield batch
+        self._enter("scoring of the evaluation")
 
     def _warn_if_stuck(self, best_ap: float) -> None:
         if best_ap < STUCK_AP and self.progress.epoch >= max(STUCK_EPOCHS, self.num_epochs // 4):
@@ -282,6 +292,7 @@ class Trainer:
 
     def _save(self, is_best: bool) -> None:
         """Begin to save; training goes on meanwhile. A collective."""
+        self._enter("saving")
         random_states = gather_objects(random_state(self.state.device))
         if is_main():
             self.writer.save(self._checkpoint(random_states), is_best=is_best)
