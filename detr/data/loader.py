@@ -8,6 +8,7 @@ loading in the main process leaves the random numbers of training alone.
 import random
 import traceback
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 
@@ -18,6 +19,7 @@ from torch.utils.data import DataLoader, Dataset
 from detr.data.collate import collate
 from detr.data.dataset import DetectionDataset, Sample
 from detr.data.samplers import Draw, EvalSampler, TrainSampler
+from detr.data.workers import WorkerLog, ignore_stop_signals
 from detr.structures import Batch
 
 
@@ -52,8 +54,9 @@ class DetectionLoader:
         self.dataset = dataset
         self.sampler = sampler
         self.batch_size = batch_size
+        self._worker_log = WorkerLog(num_workers)
         self._batches: DataLoader[Sample | LoadFailure] = DataLoader(
-            SeededDataset(dataset),
+            SeededDataset(dataset, self._worker_log),
             batch_size=batch_size,
             sampler=sampler,
             num_workers=num_workers,
@@ -61,6 +64,7 @@ class DetectionLoader:
             drop_last=drop_last,
             pin_memory=pin_memory,
             persistent_workers=num_workers > 0,
+            worker_init_fn=ignore_stop_signals,
             # its own generator, or each epoch would take a number from the global one
             generator=torch.Generator().manual_seed(0),
         )
@@ -86,11 +90,28 @@ class DetectionLoader:
         Raises:
             ValueError: A sample cannot be loaded. The message is that of the dataset, whatever process read it.
             OSError: Likewise.
+            ChildProcessError: A worker died; names the sample it loaded.
         """
-        for batch in self._batches:
-            if isinstance(batch, LoadFailure):
-                raise batch.error
-            yield batch
+        with self.naming_dead_workers():
+            for batch in self._batches:
+                if isinstance(batch, LoadFailure):
+                    raise batch.error
+                yield batch
+
+    @contextmanager
+    def naming_dead_workers(self) -> Iterator[None]:
+        """Put around what is done with the batches: PyTorch interrupts the main process wherever it is.
+
+        Raises:
+            ChildProcessError: A worker died; names the sample it loaded.
+        """
+        try:
+            yield
+        except RuntimeError as error:
+            message = self._worker_log.explain(error, self.dataset)
+            if message is None:
+                raise
+            raise ChildProcessError(message) from error
 
 
 @dataclass(frozen=True)
@@ -107,13 +128,15 @@ class LoadFailure:
 class SeededDataset(Dataset[Sample | LoadFailure]):
     """Loads the sample of a `Draw` with all random generators seeded by it, and restores them."""
 
-    def __init__(self, dataset: DetectionDataset) -> None:
+    def __init__(self, dataset: DetectionDataset, worker_log: WorkerLog) -> None:
         self._dataset = dataset
+        self._worker_log = worker_log
 
     def __len__(self) -> int:
         return len(self._dataset)
 
     def __getitem__(self, draw: Draw) -> Sample | LoadFailure:
+        self._worker_log.note(draw.index)
         torch_state = torch.get_rng_state()
         numpy_state = np.random.get_state()  # noqa: NPY002 (custom transforms may use it)
         python_state = random.getstate()

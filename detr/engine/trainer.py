@@ -147,7 +147,8 @@ class Trainer:
 
     def _run_epoch(self) -> None:
         """Train an epoch; evaluate and save where it is due."""
-        self._train_epoch()
+        with self.train_loader.naming_dead_workers(), self.val_loader.naming_dead_workers():
+            self._train_epoch()
         self.progress.epoch += 1
         self.progress.epoch_samples = 0
         if self._is_evaluation_due():

@@ -1,0 +1,62 @@
+"""Data worker processes: which sample each is at, and what signals mean to them."""
+
+import os
+import re
+import signal
+
+import torch
+from torch.utils.data import get_worker_info
+
+from detr.data.coco import CocoDataset
+from detr.data.dataset import DetectionDataset
+
+
+class WorkerLog:
+    """Which sample each data worker loads, in memory that outlives the worker.
+
+    Args:
+        num_workers: Of the loader; with none there is nothing to note.
+    """
+
+    def __init__(self, num_workers: int) -> None:
+        # rows of (pid, index); written by one worker each
+        self._rows = torch.full((num_workers, 2), -1, dtype=torch.int64).share_memory_() if num_workers else None
+
+    def note(self, index: int) -> None:
+        """Say, in a worker, that it begins to load sample `index`."""
+        worker = get_worker_info()
+        if worker is not None and self._rows is not None:
+            self._rows[worker.id, 0] = os.getpid()
+            self._rows[worker.id, 1] = index
+
+    def explain(self, error: RuntimeError, dataset: DetectionDataset) -> str | None:
+        """What to tell the user if `error` is PyTorch's word that some of these workers have died; else None."""
+        text = str(error)
+        found = re.search(r"DataLoader worker \(pid(?:\(s\))? ([\d, ]+)\)", text)
+        if found is None:
+            return None
+        pids = {int(pid) for pid in found[1].split(",")}
+        rows = [] if self._rows is None else self._rows.tolist()
+        samples = [_describe(dataset, index) for pid, index in rows if pid in pids]
+        if not samples:
+            return None
+        return (
+            f"a data worker died ({text.splitlines()[0]}) while it loaded {', '.join(samples)}. Mostly the machine's "
+            "memory is used up then: lower data.num_workers. If it is always the same sample, look at its file; "
+            "data.num_workers=0 loads it in the main process"
+        )
+
+
+def ignore_stop_signals(worker_id: int) -> None:
+    """For a worker: the main process decides when it ends.
+
+    Schedulers signal every process of a job. Workers that died of it would take the checkpoint with them that the
+    main process then makes.
+    """
+    for number in (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT):
+        signal.signal(number, signal.SIG_IGN)
+
+
+def _describe(dataset: DetectionDataset, index: int) -> str:
+    where = f" ({dataset.image_path(index)})" if isinstance(dataset, CocoDataset) else ""
+    return f"sample {index}{where}"

@@ -1,0 +1,68 @@
+"""Data workers that die name their sample; workers leave stop signals to the main process."""
+
+import os
+import signal
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from detr.data import CocoDataset, EvalTransform, SyntheticDataset, flip_and_resize
+from detr.data.loader import DetectionLoader, build_val_loader
+from detr.data.workers import WorkerLog
+
+
+class SignalledDataset(SyntheticDataset):
+    """Sends its own process a signal at sample 3."""
+
+    number = signal.SIGKILL
+
+    def __getitem__(self, index: int) -> Any:
+        if index == 3:
+            os.kill(os.getpid(), self.number)
+        return super().__getitem__(index)
+
+
+def make_loader(number: signal.Signals) -> DetectionLoader:
+    dataset = SignalledDataset("val", EvalTransform(None, None), num_images=6, size=64)
+    dataset.number = number
+    return build_val_loader(dataset, batch_size=2, num_workers=1, pad_to=1)
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSEGV])
+def test_a_worker_that_dies_names_its_sample(number: signal.Signals):
+    loader = make_loader(number)
+    # PyTorch interrupts the main process while it waits for the batch, or in what it does with one
+    with pytest.raises(ChildProcessError, match=r"worker died .* loaded sample 3\. .*num_workers"):
+        train_on(loader)
+
+
+def train_on(loader: DetectionLoader) -> None:
+    with loader.naming_dead_workers():
+        for _ in loader:
+            time.sleep(0.05)
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGUSR1, signal.SIGINT])
+def test_workers_leave_the_end_to_the_main_process(number: signal.Signals):
+    batches: Iterator[Any] = iter(make_loader(number))
+    assert [target.image_id for batch in batches for target in batch.targets] == [1, 2, 3, 4, 5, 6]
+
+
+def test_the_file_of_the_sample_is_named(tmp_path: Path):
+    SyntheticDataset("val", flip_and_resize(None), num_images=2, size=64).write_coco(tmp_path)
+    [images] = [path for path in tmp_path.iterdir() if path.is_dir() and path.name != "annotations"]
+    [annotations] = (tmp_path / "annotations").iterdir()
+    dataset = CocoDataset(annotations, images, EvalTransform(None, None), training=False)
+    log = WorkerLog(2)
+    assert log._rows is not None
+    log._rows[1] = torch.tensor([77, 1])
+    killed = RuntimeError("DataLoader worker (pid 77) is killed by signal: Killed. \nhow to debug")
+    message = log.explain(killed, dataset)
+    assert message is not None
+    assert f"sample 1 ({dataset.image_path(1)})" in message
+    assert log.explain(RuntimeError("DataLoader worker (pid(s) 78) exited unexpectedly"), dataset) is None
+    assert log.explain(RuntimeError("pid 77 and something else"), dataset) is None
