@@ -8,9 +8,11 @@ import torch
 
 from ops.msda.cuda.compiler import CompileError, compile_kernel, compile_ptx, nearest_architecture
 from ops.msda.cuda.plan import (
+    Maps,
     Signature,
     backward_launches,
     collect32_launches,
+    dots32_launch,
     forward_launch,
     geometry,
     scatter32_launch,
@@ -37,11 +39,12 @@ def launches(signature, needs=(True, True, True, False), accumulator="float32", 
         sizes = ((2, LQ, M, signature.D), LQ, SHAPES, signature.P)
         return shipped_tuning(H200).choice(shape_class(direction, signature.value, *sizes, sums, 132)).cuda
 
-    forward = shapes("forward", None)
+    (forward,) = shapes("forward", None)
+    maps = Maps(SHAPES, 2, H200.multiprocessors)
     backward = shapes("backward", sums)
     return (
-        forward_launch(signature, M, LQ, forward[0]),
-        *backward_launches(signature, M, LQ, SHAPES, needs, sums, backward, H200.max_shared),
+        forward_launch(signature, M, LQ, forward, maps),
+        *backward_launches(signature, M, LQ, SHAPES, needs, sums, backward, H200.max_shared, maps),
     )
 
 
@@ -219,9 +222,66 @@ class TestCollect:
     def test_every_cell_is_some_blocks(self):
         names, (_, launch) = self.launches(300)
         assert names == ["dots32", "collect32"]
-        assert launch.num_chunks == 5 + 2 + 1 + 1
+        assert launch.num_chunks == 5 + 2 + 2 + 2
         assert launch.writes_value
 
     def test_more_samples_than_a_block_holds_go_to_global_memory(self):
         names, _ = self.launches(2000)
         assert names == ["dots32", "scatter32"]
+
+    def test_alone_on_its_multiprocessor_a_block_takes_all_warps(self):
+        assert self.launches(300)[1][1].warps == 8
+        shape = LaunchShape("collect32", warps=16, min_blocks=2)
+        for Lq, warps in ((300, 16), (900, 32)):
+            (launch,) = collect32_launches(self.SIGNATURE, Lq, SHAPES, shape, H200.max_shared)
+            assert launch.warps == warps
+            assert launch.dynamic_shared <= H200.max_shared - 1024
+
+
+class TestTiles:
+    """Blocks that go through tiles of an encoder's queries."""
+
+    def launch(self, N=8, M=8, dtype=F32, tile_px=8, Lq=LQ, shapes=SHAPES, kernel="forward"):
+        shape, maps = LaunchShape(kernel, warps=20, tile_px=tile_px), Maps(shapes, N, 132)
+        signature = Signature(dtype, F32, dtype, 2, 4, 32)
+        if kernel == "forward":
+            return forward_launch(signature, M, Lq, shape, maps)
+        return dots32_launch(signature, M, Lq, len(shapes), True, shape, maps)
+
+    @pytest.mark.parametrize("shapes", [SHAPES, ((71, 313),), ((5, 7), (90, 40), (5, 7))])
+    @pytest.mark.parametrize(("N", "M"), [(1, 1), (1, 8), (2, 8), (8, 8), (64, 8)])
+    def test_every_tile_is_some_blocks_and_its_list_fits(self, N, M, shapes):
+        launch = self.launch(N, M, shapes=shapes, Lq=sum(H * W for H, W in shapes))
+        columns, rows = launch.tiles
+        num_tiles = columns * rows
+        assert launch.chunk * launch.num_chunks >= num_tiles > launch.chunk * (launch.num_chunks - 1)
+        assert launch.dynamic_shared <= 24 * 1024
+
+        def side(length, tiles, tile):
+            return length * (tile + 1) // tiles - length * tile // tiles
+
+        sizes = [
+            sum(side(W, columns, x) * side(H, rows, y) for H, W in shapes) for y in range(rows) for x in range(columns)
+        ]
+        assert sum(sizes) == sum(H * W for H, W in shapes)
+        longest = max(sum(sizes[i : i + launch.chunk]) for i in range(0, num_tiles, launch.chunk))
+        assert longest <= launch.max_cells
+
+    def test_blocks_fill_the_gpu(self):
+        for N in (1, 2, 8):
+            launch = self.launch(N)
+            blocks = N * 8 * launch.num_chunks
+            waves = -(-blocks // 132)
+            assert blocks > 0.9 * waves * 132
+
+    def test_other_queries_come_in_order(self):
+        launch = self.launch(Lq=LQ - 1)
+        assert launch.tiles == (0, 0)
+        assert launch.instance.endswith("false>")
+        assert launch.chunk * launch.num_chunks >= LQ - 1
+
+    @pytest.mark.parametrize("kernel", ["forward", "dots32"])
+    def test_compiles(self, kernel_cache, kernel):
+        launch = self.launch(kernel=kernel, dtype=BF16)
+        assert launch.instance.endswith("true>")
+        assert compile_kernel(launch.instance, "sm_90", cache_dir=kernel_cache).image[:4] == b"\x7fELF"

@@ -10,6 +10,7 @@ import ops
 from ops import BackendUnavailable, KernelConfig, MSDeformAttn, ms_deform_attn, ms_deform_attn_fused
 from ops.msda.dispatch import backend_module
 from ops.msda.problem import Problem
+from ops.msda.tuning.launch_shape import LaunchShape
 from ops.testing import Case, compare, error_ratio, random_problem, run_reference
 
 pytestmark = [
@@ -100,6 +101,31 @@ def test_a_gradient_that_is_not_finite_is_seen(bad, deterministic):
     _, gradients = run("cuda", problem, grad_output, deterministic=deterministic)
     assert not torch.isfinite(gradients.value).all()
     assert torch.isfinite(gradients.value[:2]).all() or deterministic
+
+
+@pytest.mark.parametrize("dtype", [F32, F16, BF16])
+@pytest.mark.parametrize("options", [{}, {"form": 2, "padded": True}, {"form": 4, "spread": 0.05}], ids=str)
+@pytest.mark.parametrize("tile_px", [5, 8, 100])
+def test_tiles_change_the_order_alone(dtype, options, tile_px):
+    """Queries of an encoder tile by tile, and as they come."""
+    problem, grad_output = random_problem(Case(**ENCODER, **options), dtype, device="cuda")
+    needs = (*ALL[:3], problem.reference_points is not None)
+
+    def run_shapes(tile_px):
+        forward = LaunchShape("forward", warps=32, unroll=2, tile_px=tile_px)
+        dots = LaunchShape("dots32", warps=20, tile_px=tile_px)
+        scatter = LaunchShape("scatter32", warps=16, min_blocks=2, tile_px=14)
+        # what is not written is seen
+        poison = torch.full((problem.value.numel() * 4,), torch.nan, device="cuda")
+        del poison
+        return backend.forward(problem, (forward,)), backend.backward(
+            problem, grad_output, needs, "float32", False, (dots, scatter)
+        )
+
+    backend = backend_module("cuda")
+    output, gradients = run_shapes(tile_px)
+    assert_rule(problem, grad_output, output, gradients, "float32")
+    assert torch.equal(output, run_shapes(0)[0])
 
 
 class TestFewQueries:

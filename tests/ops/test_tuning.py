@@ -12,7 +12,7 @@ import torch
 
 from ops.msda.cuda import backend
 from ops.msda.cuda.launch import DeviceLimits, Kernel
-from ops.msda.cuda.plan import Signature, backward_launches, forward_launch
+from ops.msda.cuda.plan import Maps, Signature, backward_launches, forward_launch
 from ops.msda.triton import backend as triton_backend
 from ops.msda.tuning import store
 from ops.msda.tuning.device import tuning_of
@@ -125,11 +125,12 @@ def test_every_gpu_has_launches_for_every_class(device):
         dtype = BF16 if kind.value_bytes == 2 else F32
         signature = Signature(dtype, F32, dtype, 0, 4 if kind.fits32 else 3, kind.head_dim)
         Lq = {"encoder": S, "decoder": 300, "other": 5000}[kind.regime]
+        maps = Maps(SHAPES, 2, device.multiprocessors)
         if kind.direction == "forward":
-            plans = (forward_launch(signature, 8, Lq, choice.cuda[0]),)
+            plans = (forward_launch(signature, 8, Lq, choice.cuda[0], maps),)
         else:
             needs = (True, True, True, False)
-            plans = backward_launches(signature, 8, Lq, SHAPES, needs, kind.sums, choice.cuda, device.max_shared)
+            plans = backward_launches(signature, 8, Lq, SHAPES, needs, kind.sums, choice.cuda, device.max_shared, maps)
             assert [plan.instance.partition("<")[0] for plan in plans] in (
                 ["msda::backward"],
                 ["msda::dots32", "msda::scatter32"],
@@ -142,13 +143,14 @@ def test_the_table_of_hopper_is_what_was_measured():
     table = shipped_tuning(H200)
     scatter = LaunchShape("scatter32", 16, 2, tile_px=14)
     assert table.choice(ENCODER).cuda == (LaunchShape("dots32", 4, 7), scatter)
-    assert table.choice(replace(ENCODER, value_bytes=4)).cuda == (LaunchShape("dots32", 4, 6), scatter)
-    assert table.choice(replace(ENCODER, sums="fixed")).cuda[1] == LaunchShape("scatter32", 24, 1, tile_px=16)
+    assert table.choice(replace(ENCODER, value_bytes=4)).cuda == (LaunchShape("dots32", 20, tile_px=8), scatter)
+    assert table.choice(replace(ENCODER, value_bytes=4, regime="other")).cuda == (LaunchShape("dots32", 4, 6), scatter)
+    assert table.choice(replace(ENCODER, sums="fixed")).cuda[1] == LaunchShape("scatter32", 24, 1, tile_px=18)
     few = (LaunchShape("dots32", 4, 7), LaunchShape("collect32", 16, 2), LaunchShape("scatter32", 4, 4))
     assert table.choice(replace(ENCODER, regime="decoder")).cuda == few
-    assert table.choice(replace(ENCODER, regime="decoder", head_dim=64, fits32=False)).cuda == (
-        LaunchShape("backward", 4, 4, unroll=2),
-    )
+    general = (LaunchShape("backward", 4, 4, unroll=2),)
+    assert table.choice(replace(ENCODER, regime="decoder", value_bytes=4)).cuda == general
+    assert table.choice(replace(ENCODER, regime="decoder", head_dim=64, fits32=False)).cuda == general
     forward = ShapeClass("forward", 2, None, "decoder", 64, False)
     assert table.choice(forward).cuda == (LaunchShape("forward", 4, 9, unroll=2),)
 
@@ -203,7 +205,9 @@ class TestBackends:
             backend.forward(problem)
         assert asked == [ShapeClass("forward", 2, None, "decoder", 32, True)], "once a shape"
         assert len(self.launched) == 3
-        assert set(self.launched) == {"msda::forward<__nv_bfloat16, float, __nv_bfloat16, 0, 4, 32, 8, 4, 2, 2, 1, 5>"}
+        assert set(self.launched) == {
+            "msda::forward<__nv_bfloat16, float, __nv_bfloat16, 0, 4, 32, 8, 4, 2, 2, 1, 5, false>"
+        }
         backend.forward(self.problem(Lq=18)[0])
         assert len(asked) == 2
 
@@ -234,8 +238,31 @@ class TestBackends:
         backend.forward(problem, (LaunchShape("forward", 8, 3, unroll=4),))
         backend.backward(problem, grad_output, (True, True, True, False), "float32", False, (self.GENERAL,))
         assert not asked
-        assert self.launched[0].endswith(" 8, 4, 3>")
+        assert self.launched[0].endswith(" 8, 4, 3, false>")
         assert self.launched[1].startswith("msda::backward<")
+
+    @pytest.mark.parametrize("deterministic", [False, True])
+    def test_value_gradients_that_are_written_need_no_sums(self, asked, monkeypatch, deterministic):
+        problem, grad_output = self.problem()
+        shapes = (LaunchShape("dots32", 4), LaunchShape("collect32", 16), LaunchShape("scatter32", 4))
+        pointers = []
+        monkeypatch.setattr(backend, "launch", lambda prepared, given: pointers.append((prepared, given)))
+        gradients = backend.backward(problem, grad_output, (True, True, True, False), "float32", deterministic, shapes)
+        assert [prepared.kernel.name.partition("<")[0] for prepared, _ in pointers] == [
+            "msda::dots32",
+            "msda::collect32",
+        ]
+        # the eighth pointer is the value gradient's: what the kernel writes is what comes back
+        assert pointers[-1][1][7] == gradients.value.data_ptr()
+        assert gradients.value.dtype == problem.value.dtype
+
+    def test_no_queries_leave_no_value_gradient_unwritten(self, asked):
+        problem, grad_output = self.problem(Lq=1)
+        none = problem._replace(locations=problem.locations[:, :0], weights=problem.weights[:, :0])
+        shapes = (LaunchShape("dots32", 4), LaunchShape("collect32", 16), LaunchShape("scatter32", 4))
+        gradients = backend.backward(none, grad_output[:, :0], (True, True, True, False), "float32", False, shapes)
+        assert not self.launched
+        assert (gradients.value == 0).all()
 
     def test_triton(self, asked, monkeypatch):
         monkeypatch.setattr(triton_backend, "_interpreted", lambda: False)

@@ -9,7 +9,7 @@ from torch import Tensor
 from ops.msda.config import Accumulator
 from ops.msda.cuda.compiler import compile_kernel, nearest_architecture
 from ops.msda.cuda.launch import Kernel, PreparedLaunch, device_limits, launch, load_kernel, pack_numbers
-from ops.msda.cuda.plan import C_TYPES, MAX_LEVELS, Launch, Signature, backward_launches, forward_launch
+from ops.msda.cuda.plan import C_TYPES, MAX_LEVELS, Launch, Maps, Signature, backward_launches, forward_launch
 from ops.msda.fixed_point import fixed_point_scale, from_fixed_point
 from ops.msda.problem import Gradients, Problem
 from ops.msda.tuning.device import device_tuning
@@ -151,7 +151,8 @@ def _forward_launch(
 ) -> PreparedLaunch:
     if launch_shapes is None:
         launch_shapes = _tabled("forward", signature, value_shape, Lq, spatial_shapes, device_index, None)
-    plan = forward_launch(signature, value_shape[2], Lq, launch_shapes[0])
+    maps = Maps(spatial_shapes, value_shape[0], device_limits(device_index).multiprocessors)
+    plan = forward_launch(signature, value_shape[2], Lq, launch_shapes[0], maps)
     return prepare(plan, value_shape, Lq, spatial_shapes, device_index)
 
 
@@ -169,8 +170,11 @@ def _backward_launches(
     """The launches, and whether they write the value gradient instead of adding to zeros."""
     if launch_shapes is None:
         launch_shapes = _tabled("backward", signature, value_shape, Lq, spatial_shapes, device_index, sums)
-    max_shared = device_limits(device_index).max_shared
-    plans = backward_launches(signature, value_shape[2], Lq, spatial_shapes, needs, sums, launch_shapes, max_shared)
+    limits = device_limits(device_index)
+    maps = Maps(spatial_shapes, value_shape[0], limits.multiprocessors)
+    plans = backward_launches(
+        signature, value_shape[2], Lq, spatial_shapes, needs, sums, launch_shapes, limits.max_shared, maps
+    )
     prepared = tuple(prepare(plan, value_shape, Lq, spatial_shapes, device_index) for plan in plans)
     return prepared, any(plan.writes_value for plan in plans)
 

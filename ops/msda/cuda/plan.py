@@ -20,11 +20,13 @@ _SCATTER_STATIC_BYTES = 4608
 _CELL_BYTES = 128
 # collect32: cells a block takes at most, least blocks a level, and what it keeps a corner of a sample
 _COLLECT_CELLS = 4096
-_COLLECT_PARTS = 1
+_COLLECT_PARTS = 2
 _COLLECT_CORNER_BYTES = 8
 _COLLECT_STATIC_BYTES = 1024
-# a query in a block's list
+# a query in a block's list; Span; the list of a block that runs through tiles
 _QUERY_BYTES = 4
+_SPAN_BYTES = 20
+_LIST_BYTES = 24 * 1024
 # its partial statistics take the place of the cells, at most so many a warp
 _MIN_CELLS_A_WARP = 5
 # queries a block of scatter32 without windows
@@ -58,12 +60,13 @@ class Launch:
     Attributes:
         instance: The template instance, as C++ spells it.
         heads: Neighbouring heads a block takes.
-        chunk: Queries a block takes, with tiles at most; cells in collect32.
+        chunk: Queries a block takes, at most if it is a tile; tiles if it goes through several; cells in collect32.
         num_chunks: Blocks for the heads of one block and one image.
         warps: Warps a block.
         dynamic_shared: Bytes.
         tiles: (columns, rows) of tiles in place of chunks; (0, 0) for chunks.
-        max_cells: Cells of value gradient that fit in shared memory; least blocks a level in collect32.
+        max_cells: Cells of value gradient that fit in shared memory; queries of a block that goes through tiles; least
+            blocks a level in collect32.
         writes_value: Whether each row of the value gradient is written once in its dtype, instead of added to.
     """
 
@@ -103,15 +106,35 @@ def geometry(dtype: torch.dtype, D: int) -> Geometry:
     return Geometry(vector, lanes)
 
 
-def forward_launch(signature: Signature, M: int, Lq: int, launch_shape: LaunchShape) -> Launch:
-    """The forward pass, any shape."""
+@dataclass(frozen=True)
+class Maps:
+    """What tiles are cut from, and how many blocks are wanted.
+
+    Attributes:
+        spatial_shapes: (H, W) a level.
+        N: Images.
+        multiprocessors: Of the device.
+    """
+
+    spatial_shapes: tuple[tuple[int, int], ...]
+    N: int
+    multiprocessors: int
+
+
+def forward_launch(
+    signature: Signature, M: int, Lq: int, launch_shape: LaunchShape, maps: Maps | None = None
+) -> Launch:
+    """The forward pass, any shape; tiles only if the launch shape has them and the maps are given."""
     warps = launch_shape.warps
     shape = geometry(signature.value, signature.D)
     heads = _heads_together(signature, M, 32 // shape.lanes)
     chunk = warps * (32 // shape.lanes) // heads
-    numbers = (signature.form, signature.P, signature.D, shape.vector, shape.lanes, heads, warps)
-    instance = _instance("forward", _c_types(signature), *numbers, launch_shape.unroll, launch_shape.min_blocks)
-    return Launch(instance, heads, chunk, -(-Lq // chunk), warps)
+    run = _run_of_tiles(Lq, M // heads, launch_shape, maps)
+    numbers = (signature.form, signature.P, signature.D, shape.vector, shape.lanes, heads, warps, launch_shape.unroll)
+    instance = _instance("forward", _c_types(signature), *numbers, launch_shape.min_blocks, _flag(run is not None))
+    if run is None:
+        return Launch(instance, heads, chunk, -(-Lq // chunk), warps)
+    return Launch(instance, heads, run.tiles, run.num_blocks, warps, run.list_bytes, run.grid, run.capacity)
 
 
 def backward_launches(
@@ -123,6 +146,7 @@ def backward_launches(
     sums: Sums,
     launch_shapes: tuple[LaunchShape, ...],
     max_shared: int,
+    maps: Maps | None = None,
 ) -> tuple[Launch, ...]:
     """The kernels of a backward pass, in order.
 
@@ -141,7 +165,7 @@ def backward_launches(
         if shape.kernel == "backward":
             launches.append(general_launch(signature, L, Lq, needs[3], sums, shape))
         elif shape.kernel == "dots32" and any(needs[1:]):
-            launches.append(dots32_launch(signature, M, Lq, L, needs[3], shape))
+            launches.append(dots32_launch(signature, M, Lq, L, needs[3], shape, maps))
         elif shape.kernel == "collect32" and needs[0]:
             launches += collect32_launches(signature, Lq, spatial_shapes, shape, max_shared)
         elif shape.kernel == "scatter32" and needs[0] and not any(launch.writes_value for launch in launches):
@@ -150,17 +174,26 @@ def backward_launches(
 
 
 def dots32_launch(
-    signature: Signature, M: int, Lq: int, L: int, with_reference_points: bool, launch_shape: LaunchShape
+    signature: Signature,
+    M: int,
+    Lq: int,
+    L: int,
+    with_reference_points: bool,
+    launch_shape: LaunchShape,
+    maps: Maps | None = None,
 ) -> Launch:
     """Gradients of locations and weights for D = 32."""
     warps = launch_shape.warps
     lanes = 8 if signature.value == torch.float32 else 4
     heads = _heads_together(signature, M, 32 // lanes)
     chunk = warps * (32 // lanes) // heads
-    types = _c_types(signature)
-    instance = _instance("dots32", types, signature.form, signature.P, heads, warps, launch_shape.min_blocks)
+    run = _run_of_tiles(Lq, M // heads, launch_shape, maps)
+    numbers = (signature.form, signature.P, heads, warps, launch_shape.min_blocks)
+    instance = _instance("dots32", _c_types(signature), *numbers, _flag(run is not None))
     shared = warps * _gradient_board_bytes(signature, L, with_reference_points, lanes)
-    return Launch(instance, heads, chunk, -(-Lq // chunk), warps, shared)
+    if run is None:
+        return Launch(instance, heads, chunk, -(-Lq // chunk), warps, shared)
+    return Launch(instance, heads, run.tiles, run.num_blocks, warps, shared + run.list_bytes, run.grid, run.capacity)
 
 
 def scatter32_launch(
@@ -201,6 +234,9 @@ def collect32_launches(
     if shared > max_shared - _COLLECT_STATIC_BYTES:
         return []
     warps, min_blocks = launch_shape.warps, launch_shape.min_blocks
+    if min_blocks * (shared + _COLLECT_STATIC_BYTES + _RESERVED_BYTES) > max_shared:
+        # alone on its multiprocessor
+        warps, min_blocks = min(warps * min_blocks, 32), 1
     instance = _instance("collect32", _c_types(signature), signature.form, signature.P, warps, min_blocks)
     num_chunks = sum(max(-(-H * W // _COLLECT_CELLS), min(_COLLECT_PARTS, H * W)) for H, W in spatial_shapes)
     return [Launch(instance, 1, _COLLECT_CELLS, num_chunks, warps, shared, max_cells=_COLLECT_PARTS, writes_value=True)]
@@ -230,6 +266,46 @@ def _tiles(spatial_shapes: tuple[tuple[int, int], ...], Lq: int, tile_px: int) -
     H, W = max(spatial_shapes, key=lambda side: side[0] * side[1])
     columns, rows = -(-W // tile_px), -(-H // tile_px)
     return (columns, rows), sum(-(-W // columns) * -(-H // rows) for H, W in spatial_shapes)
+
+
+@dataclass(frozen=True)
+class _Run:
+    """Tiles one after the other in a block.
+
+    Attributes:
+        grid: (columns, rows) of tiles.
+        tiles: A block.
+        num_blocks: For the heads of one block and one image.
+        capacity: Queries a block, at most.
+        list_bytes: Of the list of them and what it is made with.
+    """
+
+    grid: tuple[int, int]
+    tiles: int
+    num_blocks: int
+    capacity: int
+    list_bytes: int
+
+
+def _run_of_tiles(Lq: int, head_groups: int, launch_shape: LaunchShape, maps: Maps | None) -> _Run | None:
+    """As many blocks as run at a time, or a multiple where their lists would be too long; None without tiles."""
+    if maps is None or launch_shape.tile_px == 0:
+        return None
+    grid, largest = _tiles(maps.spatial_shapes, Lq, launch_shape.tile_px)
+    num_tiles, at_a_time = grid[0] * grid[1], maps.multiprocessors * launch_shape.min_blocks
+    if num_tiles == 0:
+        return None
+    for waves in range(1, num_tiles + 1):
+        tiles = -(-num_tiles // max(at_a_time * waves // (maps.N * head_groups), 1))
+        capacity = tiles * largest
+        list_bytes = 4 * (capacity + tiles + 1) + _SPAN_BYTES * tiles * len(maps.spatial_shapes)
+        if list_bytes <= _LIST_BYTES or tiles == 1:
+            return _Run(grid, tiles, -(-num_tiles // tiles), capacity, list_bytes)
+    return None
+
+
+def _flag(flag: bool) -> str:
+    return "true" if flag else "false"
 
 
 def _space(max_shared: int, min_blocks: int) -> int:
@@ -270,5 +346,5 @@ def _c_types(signature: Signature, sums: Sums | None = None) -> tuple[str, ...]:
     return tuple(types)
 
 
-def _instance(kernel: str, types: Sequence[str], *numbers: int) -> str:
+def _instance(kernel: str, types: Sequence[str], *numbers: int | str) -> str:
     return f"msda::{kernel}<{', '.join((*types, *map(str, numbers)))}>"

@@ -12,7 +12,10 @@ _RESIDENT = {"forward": (24, 32, 36, 40), "dots32": (20, 24, 28, 32), "backward"
 _UNROLLS = (1, 2, 4)
 # scatter32: warps and blocks share the registers, tiles and blocks the shared memory
 _SCATTER_BLOCKS = ((32, 1), (24, 1), (16, 1), (16, 2), (12, 2), (10, 3), (8, 3), (8, 4))
-_SCATTER_TILES_PX = (10, 12, 13, 14, 15, 16, 20, 24)
+_SCATTER_TILES_PX = (10, 12, 13, 14, 15, 16, 18, 20, 24)
+# forward, dots32: warps and blocks of those that go through tiles, and the tiles
+_TILED_BLOCKS = {"forward": ((32, 1), (24, 1), (16, 2)), "dots32": ((28, 1), (24, 1), (20, 1), (12, 2))}
+_TILES_PX = (6, 8, 10, 12)
 _COLLECT = ((4, 8), (8, 4), (8, 5), (8, 6), (16, 2), (16, 3), (16, 4), (32, 1), (32, 2))  # warps, blocks
 _SCATTER_DIRECT = LaunchShape("scatter32", warps=4, min_blocks=4)
 _TRITON = ((8, 1), (16, 1), (16, 2), (32, 2), (32, 4), (64, 4))  # queries, warps
@@ -23,8 +26,8 @@ def variants(kernel: str) -> tuple[LaunchShape, ...]:
     if kernel == "triton":
         return tuple(LaunchShape(kernel, warps, queries=queries) for queries, warps in _TRITON)
     if kernel == "scatter32":
-        tiled = product(_SCATTER_BLOCKS, _SCATTER_TILES_PX)
-        return (_SCATTER_DIRECT, *(LaunchShape(kernel, *block, tile_px=tile_px) for block, tile_px in tiled))
+        windows = product(_SCATTER_BLOCKS, _SCATTER_TILES_PX)
+        return (_SCATTER_DIRECT, *(LaunchShape(kernel, *block, tile_px=tile_px) for block, tile_px in windows))
     if kernel == "collect32":
         return tuple(LaunchShape(kernel, *block) for block in _COLLECT)
     unrolls = (1,) if kernel == "dots32" else _UNROLLS
@@ -32,7 +35,11 @@ def variants(kernel: str) -> tuple[LaunchShape, ...]:
         LaunchShape(kernel, warps, resident // warps, unroll)
         for warps, resident, unroll in product(_WARPS, _RESIDENT[kernel], unrolls)
     )
-    return tuple(dict.fromkeys(shapes))
+    tiled = (
+        LaunchShape(kernel, *block, unroll, tile_px)
+        for block, unroll, tile_px in product(_TILED_BLOCKS.get(kernel, ()), unrolls, _TILES_PX)
+    )
+    return tuple(dict.fromkeys((*shapes, *tiled)))
 
 
 def cuda_bases(kind: ShapeClass, shipped: tuple[LaunchShape, ...]) -> list[tuple[LaunchShape, ...]]:

@@ -24,7 +24,8 @@ class LaunchShape:
         warps: A block.
         min_blocks: Blocks that a multiprocessor must hold, which bounds registers, and shared memory in scatter32.
         unroll: forward and backward: points in flight.
-        tile_px: scatter32: side of a tile in pixels of the finest level; 0: no windows, everything to global memory.
+        tile_px: Side of a tile in pixels of the finest level. forward, dots32: blocks go through an encoder's queries
+            tile by tile; 0: in their order. scatter32: a tile a block; 0: no windows, everything to global memory.
         queries: triton: a block.
 
     Raises:
@@ -58,7 +59,9 @@ class LaunchShape:
         text += f" x {self.min_blocks}"
         if self.kernel == "scatter32":
             return f"{text}, {self.tile_px} px" if self.tile_px else f"{text}, no windows"
-        return text if self.kernel in ("dots32", "collect32") else f"{text}, {self.unroll} points"
+        if self.kernel in ("forward", "backward"):
+            text += f", {self.unroll} points"
+        return f"{text}, {self.tile_px} px" if self.tile_px else text
 
 
 @dataclass(frozen=True)

@@ -7,9 +7,11 @@ _TRITON = LaunchShape("triton", warps=2, queries=16)
 _GENERAL = (LaunchShape("backward", warps=4, min_blocks=4, unroll=2),)
 _FORWARD_16 = (LaunchShape("forward", warps=4, min_blocks=9, unroll=2),)
 _FORWARD_32 = (LaunchShape("forward", warps=4, min_blocks=8, unroll=4),)
+# an encoder's float32 rows fill the L1 only if neighbours are read together
+_FORWARD_32_TILED = (LaunchShape("forward", warps=32, unroll=4, tile_px=8),)
+_DOTS_32_TILED = LaunchShape("dots32", warps=20, tile_px=8)
 # for a decoder, and where it has too many samples for a block's shared memory
-_COLLECT = LaunchShape("collect32", warps=16, min_blocks=2)
-_SCATTER_DIRECT = LaunchShape("scatter32", warps=4, min_blocks=4)
+_FEW = (LaunchShape("collect32", warps=16, min_blocks=2), LaunchShape("scatter32", warps=4, min_blocks=4))
 _DOTS_16 = LaunchShape("dots32", warps=4, min_blocks=7)
 _DOTS_32 = LaunchShape("dots32", warps=4, min_blocks=6)
 
@@ -23,13 +25,16 @@ def shipped_tuning(device: Device) -> Tuning:
     """The table of a device: the first row that matches a shape class, and the last ones match all."""
     if is_measured(device):
         # one H200, docs/kernels.md; cuda is ahead of triton in every table of docs/benchmarks
+        scatter = LaunchShape("scatter32", warps=16, min_blocks=2, tile_px=14)
         # reductions in 64 bits cost twice as much: larger windows
-        wide = LaunchShape("scatter32", warps=24, min_blocks=1, tile_px=16)
-        fixed = tuple(
-            Row(Choice("cuda", (dots, wide), _TRITON), "backward", size, "fixed", "encoder", fits32=True)
-            for size, dots in ((2, _DOTS_16), (4, _DOTS_32))
+        wide = LaunchShape("scatter32", warps=24, min_blocks=1, tile_px=18)
+        encoder = (
+            Row(Choice("cuda", _FORWARD_32_TILED, _TRITON), "forward", 4, None, "encoder", fits32=True),
+            Row(Choice("cuda", (_DOTS_16, wide), _TRITON), "backward", 2, "fixed", "encoder", fits32=True),
+            Row(Choice("cuda", (_DOTS_32_TILED, wide), _TRITON), "backward", 4, "fixed", "encoder", fits32=True),
+            Row(Choice("cuda", (_DOTS_32_TILED, scatter), _TRITON), "backward", 4, None, "encoder", fits32=True),
         )
-        return Tuning(fixed + _rows(LaunchShape("scatter32", warps=16, min_blocks=2, tile_px=14)))
+        return Tuning(encoder + _rows(scatter))
     return Tuning(_rows(_careful_scatter(device.max_shared)))
 
 
@@ -37,13 +42,9 @@ def _rows(scatter: LaunchShape) -> tuple[Row, ...]:
     return (
         Row(Choice("cuda", _FORWARD_16, _TRITON), direction="forward", value_bytes=2),
         Row(Choice("cuda", _FORWARD_32, _TRITON), direction="forward", value_bytes=4),
-        Row(
-            Choice("cuda", (_DOTS_16, _COLLECT, _SCATTER_DIRECT), _TRITON), "backward", 2, regime="decoder", fits32=True
-        ),
-        Row(
-            Choice("cuda", (_DOTS_32, _COLLECT, _SCATTER_DIRECT), _TRITON), "backward", 4, regime="decoder", fits32=True
-        ),
-        # one launch instead of two is what counts
+        Row(Choice("cuda", (_DOTS_16, *_FEW), _TRITON), "backward", 2, None, "decoder", fits32=True),
+        Row(Choice("cuda", (_DOTS_32, *_FEW), _TRITON), "backward", 4, "fixed", "decoder", fits32=True),
+        # float32 has nothing to convert: one launch instead of two is what counts
         Row(Choice("cuda", _GENERAL, _TRITON), direction="backward", regime="decoder"),
         Row(Choice("cuda", (_DOTS_16, scatter), _TRITON), direction="backward", value_bytes=2, fits32=True),
         Row(Choice("cuda", (_DOTS_32, scatter), _TRITON), direction="backward", value_bytes=4, fits32=True),

@@ -26,39 +26,65 @@ struct Bounds {
     float gradient;  // max |grad_output|
 };
 
-// This warp's share of the bounds: max |grad_output| of a query times its largest sum of weights on one level.
+// This warp's share of the bounds: max |grad_output| of a query times its largest sum of weights on one level. A softmax
+// is taken for the 1 it cannot pass. Queries are read `kBatch` at a time, so that they wait for memory together.
 template <typename TValue, typename TLocation, typename TWeight, int kForm, int kP, int kWarps>
-__device__ __forceinline__ Bounds warp_bounds(
-    const Arguments& args, const BlockIndex& block, const QueryList& list
-) {
-    const int lane = threadIdx.x % 8, num_points = args.num_levels * kP;
+__device__ __forceinline__ Bounds warp_bounds(const Arguments& args, const BlockIndex& block, const QueryList& list) {
+    constexpr int kBatch = 4;
+    const int lane = threadIdx.x % 8, octet = threadIdx.x / 8, num_points = args.num_levels * kP;
     Bounds bounds = {0.f, 0.f, 0.f};
-    for (int base = 0; base < list.count; base += kWarps * 4) {
-        const int index = base + static_cast<int>(threadIdx.x) / 8;
-        const int q = list[min(index, list.count - 1)];
-        const Query<TLocation, TWeight, kP, kForm, 8> query(args, block.n, q, block.m, true, lane);
-        const TValue* grad = static_cast<const TValue*>(args.grad_output) + query.row * kRow + lane * 4;
-        unsigned bits = magnitude_bits(load_four(grad));
-        float four = 0.f, one = 0.f;
+    for (int base = 0; base < list.count; base += kWarps * 4 * kBatch) {
+        unsigned bits[kBatch];
+        float four[kBatch], one[kBatch];
+        const TWeight* weights[kBatch];
+#pragma unroll
+        for (int b = 0; b < kBatch; ++b) {
+            const int q = list[min(base + b * kWarps * 4 + octet, list.count - 1)];
+            const Query<TLocation, TWeight, kP, kForm, 8> query(args, block.n, q, block.m, true);
+            const TValue* grad = static_cast<const TValue*>(args.grad_output) + query.row * kRow + lane * 4;
+            bits[b] = magnitude_bits(load_four(grad));
+            four[b] = one[b] = kForm == 0 ? 0.f : 1.f;
+            weights[b] = query.weights;
+        }
         for (int first = 0; first < num_points; first += 8) {
-            const float weight = first + lane < num_points ? fabsf(query.weight(first + lane)) : 0.f;
-            const float pair = weight + __shfl_xor_sync(kFullWarp, weight, 1);
-            const float sum = pair + __shfl_xor_sync(kFullWarp, pair, 2);
-            // not fmaxf, which would drop a NaN
-            if (!(sum <= four)) four = sum;
-            one = fmaxf(one, weight);
+            const bool present = first + lane < num_points;
+            float weight[kBatch];
+#pragma unroll
+            for (int b = 0; b < kBatch; ++b) weight[b] = present ? to_float(weights[b][first + lane]) : 0.f;
+#pragma unroll
+            for (int b = 0; b < kBatch; ++b) {
+                if constexpr (kForm == 0) {
+                    const float magnitude = fabsf(weight[b]);
+                    const float pair = magnitude + __shfl_xor_sync(kFullWarp, magnitude, 1);
+                    const float sum = pair + __shfl_xor_sync(kFullWarp, pair, 2);
+                    // not fmaxf, which would drop a NaN
+                    if (!(sum <= four[b])) four[b] = sum;
+                    one[b] = fmaxf(one[b], magnitude);
+                } else if (!(weight[b] <= 3.0e38f)) {
+                    // the softmax of such a logit is NaN
+                    bits[b] = 0x7fffffffu;
+                }
+            }
         }
 #pragma unroll
-        for (int step = 4; step > 0; step /= 2) {
-            bits = max(bits, __shfl_xor_sync(kFullWarp, bits, step));
-            one = fmaxf(one, __shfl_xor_sync(kFullWarp, one, step));
-        }
-        const float other = __shfl_xor_sync(kFullWarp, four, 4);
-        if (!(other <= four)) four = other;
-        if (index < list.count) {
-            bounds.sum = fmaf(__uint_as_float(bits), four * (kP / 4), bounds.sum);
-            bounds.largest = fmaxf(bounds.largest, __uint_as_float(bits) * one);
-            bounds.gradient = fmaxf(bounds.gradient, __uint_as_float(bits));
+        for (int b = 0; b < kBatch; ++b) {
+#pragma unroll
+            for (int step = 4; step > 0; step /= 2) bits[b] = max(bits[b], __shfl_xor_sync(kFullWarp, bits[b], step));
+            if constexpr (kForm == 0) {
+#pragma unroll
+                for (int step = 4; step > 0; step /= 2) {
+                    one[b] = fmaxf(one[b], __shfl_xor_sync(kFullWarp, one[b], step));
+                }
+                const float other = __shfl_xor_sync(kFullWarp, four[b], 4);
+                if (!(other <= four[b])) four[b] = other;
+                four[b] *= kP / 4;
+            }
+            if (base + b * kWarps * 4 + octet < list.count) {
+                const float gradient = __uint_as_float(bits[b]);
+                bounds.sum = fmaf(gradient, four[b], bounds.sum);
+                bounds.largest = fmaxf(bounds.largest, gradient * one[b]);
+                bounds.gradient = fmaxf(bounds.gradient, gradient);
+            }
         }
     }
     __syncwarp();

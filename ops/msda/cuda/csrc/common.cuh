@@ -31,12 +31,13 @@ struct Arguments {
     float* grad_reference_points;  // (N, Lq, M, L, 2 or 4): still to be summed over heads; or null
     const float* scales;           // deterministic mode: [0] the factor into fixed point
     int N, S, M, Lq;
-    int chunk;                     // queries a block; collect32: cells of one level, at most
+    int chunk;                     // queries a block; going through tiles: tiles; collect32: cells of one level
     int num_chunks;                // blocks a (batch, head)
     int num_levels;
-    int tiles_x;                   // scatter32: blocks are tiles of the maps, this many a row; 0: chunks of queries
+    int tiles_x;                   // blocks take tiles of the maps, of which so many are a row; 0: chunks of queries
     int tiles_y;
-    int max_cells;                 // scatter32: cells that fit in a block's shared memory; collect32: least blocks a level
+    int max_cells;                 // scatter32: cells that fit in a block's shared memory; going through tiles:
+                                   // queries of a block, at most; collect32: least blocks a level
     int sizes[2 * kMaxLevels];     // (H, W) a level
 };
 

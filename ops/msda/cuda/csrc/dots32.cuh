@@ -7,6 +7,7 @@
 #pragma once
 
 #include "gradients.cuh"
+#include "queries.cuh"
 
 namespace msda {
 
@@ -152,7 +153,8 @@ struct Dots<float> {
 };
 
 template <
-    typename TValue, typename TLocation, typename TWeight, int kForm, int kP, int kHeads, int kWarps, int kMinBlocks>
+    typename TValue, typename TLocation, typename TWeight, int kForm, int kP, int kHeads, int kWarps, int kMinBlocks,
+    bool kTiled>
 __global__ void __launch_bounds__(kWarps * 32, kMinBlocks) dots32(const __grid_constant__ Arguments args) {
     constexpr int kLanes = Dots<TValue>::kLanes;
     constexpr int kQueries = 32 / kLanes / kHeads;
@@ -166,9 +168,7 @@ __global__ void __launch_bounds__(kWarps * 32, kMinBlocks) dots32(const __grid_c
     __syncthreads();
 
     const int warp = threadIdx.x / 32, group = threadIdx.x % 32 / kLanes, lane = threadIdx.x % kLanes;
-    const int q = block.chunk * args.chunk + warp * kQueries + group / kHeads, m = block.m + group % kHeads;
-    const bool active = q < args.Lq;
-    const Query<TLocation, TWeight, kP, kForm, kLanes> query(args, block.n, active ? q : 0, m, active, lane);
+    const int m = block.m + group % kHeads;
     Board& board = boards[warp];
     const int num_points = args.num_levels * kP;
     const bool with_reference_points = kForm != 0 && args.grad_reference_points != nullptr;
@@ -177,29 +177,45 @@ __global__ void __launch_bounds__(kWarps * 32, kMinBlocks) dots32(const __grid_c
 
     const int64 first_row = static_cast<int64>(block.n) * args.S * args.M + m;
     const TValue* value = static_cast<const TValue*>(args.value) + first_row * kRow + lane * (16 / sizeof(TValue));
-    Dots<TValue> engine;
-    engine.load(active ? static_cast<const TValue*>(args.grad_output) + query.row * kRow : nullptr);
     const int mine = Dots<TValue>::own_point();
 
-    float weighted_sum = 0.f;
-    Fetched fetched = query.fetch(mine, active && mine < num_points);
-    for (int first = 0; first < num_points; first += kLanes) {
-        const int j = first + mine;
-        const bool present = active && j < num_points;
-        const Level level = levels[present ? j / kP : 0];
-        Sample sample = outside_sample();
-        if (present) sample = query.sample(fetched, j / kP, level);
-        fetched = query.fetch(j + kLanes, active && j + kLanes < num_points);
-        __syncwarp();
-        board.rows[Board::slot(mine, group)] = cell_rows(sample.cells, args.M);
-        __syncwarp();
-        float dots[4];
-        engine.dots(value, board, dots);
-        if (present) {
-            finish_sample<kForm, kP, kLanes>(args, query, sample, level, j, group, dots, gradients, weighted_sum);
-        }
+    int begin = block.chunk * args.chunk, end = args.Lq;
+    QueryList list = {nullptr, 0};
+    if constexpr (kTiled) {
+        int* list_space = reinterpret_cast<int*>(gradient_space + (kForm == 0 ? 0 : kWarps * board_size));
+        list = list_tiles(args, levels, begin, min(begin + args.chunk, args.tiles_x * args.tiles_y), list_space);
+        begin = 0;
+        end = list.count;
     }
-    finish_query<kForm, kP, kLanes>(args, query, levels, group, lane, gradients, weighted_sum);
+    for (int index = begin + warp * kQueries; index < end; index += kWarps * kQueries) {
+        const int own = index + group / kHeads;
+        const bool active = own < end;
+        const int q = kTiled ? list[active ? own : 0] : active ? own : 0;
+        const Query<TLocation, TWeight, kP, kForm, kLanes> query(args, block.n, q, m, active, lane);
+        Dots<TValue> engine;
+        engine.load(active ? static_cast<const TValue*>(args.grad_output) + query.row * kRow : nullptr);
+        float weighted_sum = 0.f;
+        Fetched fetched = query.fetch(mine, active && mine < num_points);
+        for (int first = 0; first < num_points; first += kLanes) {
+            const int j = first + mine;
+            const bool present = active && j < num_points;
+            const Level level = levels[present ? j / kP : 0];
+            Sample sample = outside_sample();
+            if (present) sample = query.sample(fetched, j / kP, level);
+            fetched = query.fetch(j + kLanes, active && j + kLanes < num_points);
+            __syncwarp();
+            board.rows[Board::slot(mine, group)] = cell_rows(sample.cells, args.M);
+            __syncwarp();
+            float dots[4];
+            engine.dots(value, board, dots);
+            if (present) {
+                finish_sample<kForm, kP, kLanes>(args, query, sample, level, j, group, dots, gradients, weighted_sum);
+            }
+        }
+        finish_query<kForm, kP, kLanes>(args, query, levels, group, lane, gradients, weighted_sum);
+        // a warp has all its queries at once
+        if constexpr (!kTiled) break;
+    }
 }
 
 }  // namespace msda

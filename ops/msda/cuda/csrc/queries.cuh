@@ -77,4 +77,49 @@ __device__ __forceinline__ QueryList list_queries(
     return QueryList{space, set.count};
 }
 
+// The queries of tiles `begin` to `end`, tile by tile, every other row of tiles backwards, so that neighbours in the
+// list are neighbours on the maps. Every thread of the block takes part. `space`: `args.max_cells` queries, then a
+// number a tile and one more, then a span a tile and level.
+__device__ __forceinline__ QueryList list_tiles(
+    const Arguments& args, const Level* levels, int begin, int end, int* space
+) {
+    const int num_tiles = end - begin, L = args.num_levels;
+    int* queries = space;
+    int* offsets = space + args.max_cells;
+    Span* spans = reinterpret_cast<Span*>(offsets + args.chunk + 1);
+    for (int i = threadIdx.x; i < num_tiles; i += blockDim.x) {
+        const int tile = begin + i, ty = tile / args.tiles_x, along = tile - ty * args.tiles_x;
+        const int tx = ty & 1 ? args.tiles_x - 1 - along : along;
+        int count = 0;
+        for (int l = 0; l < L; ++l) {
+            const int x = levels[l].W * tx / args.tiles_x, y = levels[l].H * ty / args.tiles_y;
+            const int width = levels[l].W * (tx + 1) / args.tiles_x - x;
+            const int height = levels[l].H * (ty + 1) / args.tiles_y - y;
+            spans[i * L + l] = Span{x, y, width, height, count};
+            count += width * height;
+        }
+        offsets[i + 1] = count;
+    }
+    __syncthreads();
+    if (threadIdx.x == 0) {
+        offsets[0] = 0;
+        for (int i = 0; i < num_tiles; ++i) offsets[i + 1] += offsets[i];
+    }
+    __syncthreads();
+    // a warp a tile
+    for (int i = threadIdx.x / 32; i < num_tiles; i += blockDim.x / 32) {
+        const int count = offsets[i + 1] - offsets[i];
+        for (int k = threadIdx.x % 32; k < count; k += 32) {
+            int l = 0;
+            while (l + 1 < L && k >= spans[i * L + l + 1].first) ++l;
+            const Span span = spans[i * L + l];
+            const int inside = k - span.first, row = inside / span.width;
+            queries[offsets[i] + k] =
+                levels[l].start + (span.y + row) * levels[l].W + span.x + inside - row * span.width;
+        }
+    }
+    __syncthreads();
+    return QueryList{queries, offsets[num_tiles]};
+}
+
 }  // namespace msda

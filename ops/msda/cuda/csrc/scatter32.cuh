@@ -102,10 +102,12 @@ __global__ void __launch_bounds__(kWarps * 32, kMinBlocks) scatter32(const __gri
             moments[threadIdx.x] = level_moments<kP, kWarps>(args, partials, threadIdx.x);
         }
         __syncthreads();
+        desire_windows(args, levels, moments, attempted);
+        __syncthreads();
         if (threadIdx.x < 32) {
             int cells = 0;
             if (threadIdx.x < kAttempts) {
-                cells = try_windows(args, levels, moments, threadIdx.x, attempted[threadIdx.x]);
+                cells = try_windows(args, moments, threadIdx.x, attempted[threadIdx.x]);
             }
             const bool fits = threadIdx.x < kAttempts && cells <= args.max_cells;
             const int first_fit = __ffs(__ballot_sync(kFullWarp, fits)) - 1;
@@ -254,8 +256,10 @@ __global__ void __launch_bounds__(kWarps * 32, kMinBlocks) scatter32(const __gri
     for (int l = 0; l < args.num_levels; ++l) {
         const Window window = windows[l];
         const int cells = window.width * window.height;
+        const float inverse_width = 1.f / window.width;
         for (int cell = threadIdx.x / 8; cell < cells; cell += kWarps * 4) {
-            const int row = cell / window.width;
+            // exact: half a cell is more than rounding takes
+            const int row = static_cast<int>((cell + 0.5f) * inverse_width);
             const int x = window.x + cell - row * window.width, y = window.y + row;
             const int turn = cell_turn(x, y);
             float values[4];

@@ -30,19 +30,31 @@ __device__ __forceinline__ void collect_moments(
         const int level_index = min(j, num_points - 1) / kP;
         const Level level = levels[level_index];
         Moments sum = {};
-        for (int base = share * 4; base < seen; base += num_shares * 4) {
-            const int index = base + octet;
-            const bool active = index < seen && j < num_points;
-            const int q = list[min(index * kSampling, list.count - 1)];
-            const Query<TLocation, TWeight, kP, kForm, 8> query(args, block.n, q, block.m, true);
-            const Sample sample = query.sample(query.fetch(j, active), level_index, level);
-            if (active && sample.valid != 0) {
-                const float x = sample.x0, y = sample.y0;
-                sum.count += 1.f;
-                sum.x += x;
-                sum.y += y;
-                sum.xx = fmaf(x, x, sum.xx);
-                sum.yy = fmaf(y, y, sum.yy);
+        // two at a time, so that they wait for memory together
+        for (int base = share * 4; base < seen; base += num_shares * 8) {
+            Fetched fetched[2];
+            int q[2];
+            bool active[2];
+#pragma unroll
+            for (int b = 0; b < 2; ++b) {
+                const int index = base + b * num_shares * 4 + octet;
+                active[b] = index < seen && j < num_points;
+                q[b] = list[min(index * kSampling, list.count - 1)];
+                const Query<TLocation, TWeight, kP, kForm, 8> query(args, block.n, q[b], block.m, true);
+                fetched[b] = query.fetch(j, active[b]);
+            }
+#pragma unroll
+            for (int b = 0; b < 2; ++b) {
+                const Query<TLocation, TWeight, kP, kForm, 8> query(args, block.n, q[b], block.m, true);
+                const Sample sample = query.sample(fetched[b], level_index, level);
+                if (active[b] && sample.valid != 0) {
+                    const float x = sample.x0, y = sample.y0;
+                    sum.count += 1.f;
+                    sum.x += x;
+                    sum.y += y;
+                    sum.xx = fmaf(x, x, sum.xx);
+                    sum.yy = fmaf(y, y, sum.yy);
+                }
             }
         }
         __syncwarp();
@@ -102,17 +114,28 @@ __device__ __forceinline__ Window desired_window(const Moments& moments, const L
 
 constexpr int kAttempts = 5;
 
+// what each attempt would like of one level: thread `attempt * kMaxLevels + level`
+__device__ __forceinline__ void desire_windows(
+    const Arguments& args, const Level* levels, const Moments* moments, Window (&attempted)[kAttempts][kMaxLevels]
+) {
+    for (int i = threadIdx.x; i < kAttempts * kMaxLevels; i += blockDim.x) {
+        const int attempt = i / kMaxLevels, l = i % kMaxLevels;
+        if (l >= args.num_levels) continue;
+        const float deviations = attempt == 0 ? 3.2f : attempt == 1 ? 2.7f : attempt == 3 ? 2.f : 2.3f;
+        attempted[attempt][l] = desired_window(moments[l], levels[l], deviations);
+    }
+}
+
 // Attempts 0 to 3 try ever narrower windows; the last takes the smallest levels first and leaves out what does not
 // fit, or all but its middle rows. A window must be added to more often than it is flushed. Returns the cells of all
 // windows.
 __device__ __forceinline__ int try_windows(
-    const Arguments& args, const Level* levels, const Moments* moments, int attempt, Window* windows
+    const Arguments& args, const Moments* moments, int attempt, Window* windows
 ) {
     const bool last = attempt == kAttempts - 1;
-    const float deviations = attempt == 0 ? 3.2f : attempt == 1 ? 2.7f : attempt == 3 ? 2.f : 2.3f;
     int total = 0;
     for (int l = args.num_levels - 1; l >= 0; --l) {
-        Window window = desired_window(moments[l], levels[l], deviations);
+        Window window = windows[l];
         float count = moments[l].count;
         if (last && total + window.width * window.height > args.max_cells) {
             const int height = (args.max_cells - total) / window.width;
