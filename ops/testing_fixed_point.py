@@ -124,7 +124,7 @@ def block_sums(problem: Problem, grad_output: Tensor, tiles: tuple[int, int]) ->
     else:
         first = _unit(bound, gradient, torch.full_like(bound, 126))
         totals = value.new_zeros((N, num_blocks * S, M), dtype=torch.float64)
-        for rows, corner in _corners(problem):
+        for rows, corner, _ in _corners(problem):
             place = _block_rows(blocks, rows, S)
             addend = torch.ceil(corner * magnitude[..., None] / _of_query(first, blocks)[..., None])
             totals.scatter_add_(1, place, addend.nan_to_num(0).transpose(2, 3).flatten(1, 2))
@@ -135,9 +135,10 @@ def block_sums(problem: Problem, grad_output: Tensor, tiles: tuple[int, int]) ->
     exact = value.new_zeros((N, S, M, D), dtype=torch.float64)
     sums = value.new_zeros((N, num_blocks * S, M, D), dtype=torch.int64)
     counts = value.new_zeros((N, num_blocks * S, M), dtype=torch.float64)
-    absolute, number = torch.zeros_like(exact), value.new_zeros((N, S, M), dtype=torch.float64)
+    absolute, cancelled = torch.zeros_like(exact), torch.zeros_like(exact)
+    number = value.new_zeros((N, S, M), dtype=torch.float64)
     largest_addend = 0.0
-    for rows, corner in _corners(problem):
+    for rows, corner, whole in _corners(problem):
         # (N, Lq, M, P) -> (N, Lq * P, M)
         place = _block_rows(blocks, rows, S)
         addends = (corner[..., None] * grads[:, :, :, None]).transpose(2, 3).flatten(1, 2)  # (N, Lq * P, M, D)
@@ -150,11 +151,14 @@ def block_sums(problem: Problem, grad_output: Tensor, tiles: tuple[int, int]) ->
         cell = rows.transpose(2, 3).flatten(1, 2)
         exact.scatter_add_(1, cell[..., None].expand_as(addends), addends)
         absolute.scatter_add_(1, cell[..., None].expand_as(addends), addends.abs())
+        most = (whole.abs()[..., None] * grads[:, :, :, None].abs()).transpose(2, 3).flatten(1, 2)
+        cancelled.scatter_add_(1, cell[..., None].expand_as(most), most)
         number.scatter_add_(1, cell, some)
     blocked = sums.view(N, num_blocks, S, M, D)
     given = (blocked.float().double() * unit[:, :, None, :, None]).sum(1)
     fixed = (counts.view(N, num_blocks, S, M) * unit[:, :, None] / 2).sum(1)
-    allowed = fixed[..., None] + (8 + 4 * number.sqrt())[..., None] * _EPS * absolute
+    # a corner's weight is a difference of products of the sample's: small ones keep the rounding of the large
+    allowed = fixed[..., None] + (8 + 4 * number.sqrt())[..., None] * _EPS * absolute + 2 * _EPS * cancelled
     excess = float((unit / stated).nan_to_num(0).max())
     return BlockSums(exact, given, allowed, number, float(blocked.abs().max()), largest_addend, excess)
 
@@ -167,7 +171,7 @@ def addends(problem: Problem, grad_output: Tensor) -> tuple[Tensor, Tensor]:
     heads = torch.arange(M, device=grads.device).view(M, 1)
     found = [
         (((images * S + rows) * M + heads).flatten(), (corner[..., None] * grads).flatten(0, 3))
-        for rows, corner in _corners(problem)
+        for rows, corner, _ in _corners(problem)
     ]
     return torch.cat([rows for rows, _ in found]), torch.cat([values for _, values in found])
 
@@ -187,8 +191,11 @@ def tile_of_queries(shapes: tuple[tuple[int, int], ...], tiles: tuple[int, int],
     return torch.cat(found)
 
 
-def _corners(problem: Problem) -> Iterator[tuple[Tensor, Tensor]]:
-    """For each level and corner: the row in value of each sample, and its weight in float64; both (N, Lq, M, P)."""
+def _corners(problem: Problem) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
+    """For each level and corner: the row in value of each sample, its weight and the sample's; all (N, Lq, M, P).
+
+    Weights are float64, and 0 off the map.
+    """
     _, shapes, locations, weights, *_ = problem
     start = 0
     for level, (H, W) in enumerate(shapes):
@@ -198,8 +205,8 @@ def _corners(problem: Problem) -> Iterator[tuple[Tensor, Tensor]]:
         for row, y_weight in ((y0, 1 - (y - y0)), (y0 + 1, y - y0)):
             for column, x_weight in ((x0, 1 - (x - x0)), (x0 + 1, x - x0)):
                 inside = (row >= 0) & (row < H) & (column >= 0) & (column < W)
-                weight = torch.where(inside, weights[:, :, :, level].double() * y_weight * x_weight, 0)
-                yield torch.where(inside, start + row * W + column, 0).long(), weight
+                whole = torch.where(inside, weights[:, :, :, level].double(), 0)
+                yield torch.where(inside, start + row * W + column, 0).long(), whole * y_weight * x_weight, whole
         start += H * W
 
 
