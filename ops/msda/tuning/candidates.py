@@ -48,7 +48,8 @@ def cuda_bases(kind: ShapeClass, shipped: tuple[LaunchShape, ...]) -> list[tuple
         return [shipped]
     # where there is less work, one pass and two are worth comparing
     if shipped[0].kernel == "backward":
-        return [shipped, (LaunchShape("dots32", warps=4, min_blocks=6), _SCATTER_DIRECT)]
+        dots, collect = LaunchShape("dots32", warps=4, min_blocks=6), LaunchShape("collect32", warps=16, min_blocks=2)
+        return [shipped, (dots, collect, _SCATTER_DIRECT)]
     return [shipped, (LaunchShape("backward", warps=4, min_blocks=4, unroll=2),)]
 
 

@@ -88,6 +88,12 @@ class TestCandidates:
             bases = cuda_bases(kind, shipped)
             assert bases[0] == shipped
             assert sorted(len(base) for base in bases) == [1, len(shipped)]
+        one_pass = replace(DECODER, value_bytes=4)
+        bases = cuda_bases(one_pass, shipped_tuning(H200).choice(one_pass).cuda)
+        assert [[shape.kernel for shape in base] for base in bases] == [
+            ["backward"],
+            ["dots32", "collect32", "scatter32"],
+        ]
         general = replace(DECODER, head_dim=20, fits32=False)
         assert len(cuda_bases(general, shipped_tuning(H200).choice(general).cuda)) == 1
 
