@@ -36,9 +36,6 @@ class GraphedDetector(nn.Module):
         self.detector = detector
         self.max_graphs = max_graphs
         self._pool = torch.cuda.graph_pool_handle()
-        # autograd makes a parameter's accumulation node on the stream that first asks for it: were that the stream
-        # of a capture, every later step would wait for it
-        self._accumulation = [_accumulation_node(p) for p in detector.parameters() if p.requires_grad]
         # in a dict, so no submodules: their parameters are the detector's
         self._passes: dict[tuple[int, ...], _TensorPass] = {}
         self._uncaptured: set[tuple[int, ...]] = set()
@@ -103,14 +100,6 @@ class _TensorPass(nn.Module):
 
     def forward(self, pixels: Tensor, padding_mask: Tensor, sizes: Tensor) -> tuple[Tensor, ...]:
         return _to_tensors(self.detector(ImageBatch(pixels, padding_mask, sizes)))
-
-
-def _accumulation_node(parameter: nn.Parameter) -> torch.autograd.graph.Node:
-    function = parameter.view_as(parameter).grad_fn
-    assert function is not None
-    node = function.next_functions[0][0]
-    assert node is not None
-    return node
 
 
 def _to_tensors(output: DetectorOutput) -> tuple[Tensor, ...]:

@@ -92,7 +92,6 @@ def make_batches():
 class TestOnTheGPU:
     pytestmark = gpu
 
-    @pytest.mark.filterwarnings("error:The AccumulateGrad node's stream")
     @pytest.mark.parametrize("two_stage", [False, True], ids=["one-stage", "two-stage"])
     @pytest.mark.parametrize("precision", ["fp32", "bf16", "fp16"])
     def test_losses_and_gradients_equal_plain_ones(self, precision, two_stage):
