@@ -9,6 +9,8 @@ from collections.abc import Mapping
 
 from torch import Tensor
 
+from detr.checkpoints.places import Layout, Place, head_names, translate
+
 # (original, ours), tried in this order; {} stands for a number
 _PATTERNS: tuple[tuple[str, str], ...] = (
     ("backbone.0.body.", "backbone.net."),
@@ -78,11 +80,18 @@ def from_original(state: Mapping[str, Tensor], *, shared_heads: bool) -> dict[st
     return ours
 
 
+def original_places(name: str, layout: Layout) -> list[Place]:
+    """Where the original keeps a tensor of ours, with all names it lists it by."""
+    heads = head_names(name, layout, "")
+    if heads is None:
+        return [Place((name_to_original(name),), optional=name.endswith("num_batches_tracked"))]
+    aliased = layout.with_box_refine and (heads[0].startswith("bbox_embed.") or layout.two_stage)
+    aliases = [f"transformer.decoder.{head}" for head in heads] if aliased else []
+    return [Place((*heads, *aliases))]
+
+
 def _translate(name: str, patterns: tuple[tuple[str, str], ...], owner: str) -> str:
-    for source, target in patterns:
-        match = re.match(re.escape(source).replace(r"\{\}", r"(\d+)"), name)
-        if match:
-            # at most one number in a pattern
-            number = match.group(1) if match.groups() else ""
-            return target.replace("{}", number) + name[match.end() :]
-    raise KeyError(f"{name!r} is not a tensor of {owner}; is the checkpoint of another codebase?")
+    translated = translate(name, patterns)
+    if translated is None:
+        raise KeyError(f"{name!r} is not a tensor of {owner}; is the checkpoint of another codebase?")
+    return translated

@@ -1,7 +1,7 @@
 """Detections from the model's output, and their COCO average precision."""
 
 from detr.evaluation.coco_evaluator import CocoEvaluator, evaluate_files
-from detr.evaluation.coco_format import CocoResult, to_results, write_results
+from detr.evaluation.coco_format import CocoResult, read_annotations, to_results, write_results
 from detr.evaluation.coco_metrics import CocoMetrics
 from detr.evaluation.postprocess import PostProcess, top_detections
 
@@ -11,6 +11,7 @@ __all__ = [
     "CocoResult",
     "PostProcess",
     "evaluate_files",
+    "read_annotations",
     "to_results",
     "top_detections",
     "write_results",

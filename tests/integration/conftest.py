@@ -8,13 +8,14 @@ import pytest
 import torch
 from hydra.core.global_hydra import GlobalHydra
 
-from tools import benchmark, check_dataset, evaluate, predict, train
+from tools import benchmark, check_dataset, evaluate, import_weights, predict, train
 
 MAINS = {
     "train": train.main,
     "evaluate": evaluate.main,
     "predict": predict.main,
     "check_dataset": check_dataset.main,
+    "import_weights": import_weights.main,
     "benchmark": benchmark.main,
 }
 
