@@ -72,13 +72,18 @@ class TrainerSettings:
         # the negation also refuses NaN
         if self.clip is not None and not self.clip > 0:
             raise ValueError(f"trainer.clip must be positive, or null for no clipping; got {self.clip}")
-        if self.cuda_graphs and self.recompute:
+        if self.cuda_graphs:
+            self._check_cuda_graphs()
+
+    def _check_cuda_graphs(self) -> None:
+        if self.recompute:
             raise ValueError(
                 "trainer.cuda_graphs=true cannot repeat the random numbers that trainer.recompute=true needs; set one "
                 "of them to false"
             )
-        if self.cuda_graphs and self.accumulate > 1:
+        # gradients of a captured pass live in its buffers, where the next pass writes its own
+        if self.accumulate > 1 or self.retry_oom:
+            found = f"trainer.accumulate={self.accumulate}" if self.accumulate > 1 else "trainer.retry_oom=true"
             raise ValueError(
-                f"trainer.cuda_graphs=true takes one batch an optimizer step; got "
-                f"trainer.accumulate={self.accumulate}. Set one of them back"
+                f"trainer.cuda_graphs=true takes one batch an optimizer step; got {found}. Set one of them back"
             )

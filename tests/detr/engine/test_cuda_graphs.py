@@ -34,9 +34,11 @@ def test_a_cpu_is_refused_with_the_switch_to_set():
         GraphedDetector(nn.Linear(2, 2))
 
 
-def test_accumulation_is_refused():
+def test_several_passes_a_step_are_refused():
     with pytest.raises(ValueError, match="accumulate=2"):
         TrainerSettings(cuda_graphs=True, accumulate=2)
+    with pytest.raises(ValueError, match="retry_oom"):
+        TrainerSettings(cuda_graphs=True, retry_oom=True)
 
 
 gpu = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]
