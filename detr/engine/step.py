@@ -71,11 +71,6 @@ def train_step(
     """
     if not window:
         raise ValueError("train_step needs at least one batch; got an empty window")
-    if state.graphs is not None and len(window) > 1:
-        raise ValueError(
-            f"CUDA graphs take one batch an optimizer step; got {len(window)}. Set trainer.accumulate=1 or "
-            "trainer.cuda_graphs=false"
-        )
     timer = timer or PhaseTimer(state.device, enabled=False)
     num_boxes, num_stop_requests = _sums_over_ranks(window, stop_requested, state.device)
     losses = _accumulate_or_halve(state, window, num_boxes, timer)
@@ -130,6 +125,11 @@ def _accumulate_or_halve(
 
 
 def _accumulate(state: TrainState, window: Sequence[Batch], num_boxes: Tensor, timer: PhaseTimer) -> list[LossOutput]:
+    if state.graphs is not None and len(window) > 1:
+        raise ValueError(
+            f"CUDA graphs take one batch an optimizer step; got {len(window)}. Set trainer.accumulate=1 or "
+            "trainer.cuda_graphs=false"
+        )
     losses = []
     for index, batch in enumerate(window):
         with _gradient_sync(state.model, is_last=index == len(window) - 1):
