@@ -222,20 +222,12 @@ class TestCollect:
     def test_every_cell_is_some_blocks(self):
         names, (_, launch) = self.launches(300)
         assert names == ["dots32", "collect32"]
-        assert launch.num_chunks == 5 + 2 + 2 + 2
+        assert launch.num_chunks == 5 + 2 + 1 + 1
         assert launch.writes_value
 
     def test_more_samples_than_a_block_holds_go_to_global_memory(self):
         names, _ = self.launches(2000)
         assert names == ["dots32", "scatter32"]
-
-    def test_alone_on_its_multiprocessor_a_block_takes_all_warps(self):
-        assert self.launches(300)[1][1].warps == 8
-        shape = LaunchShape("collect32", warps=16, min_blocks=2)
-        for Lq, warps in ((300, 16), (900, 32)):
-            (launch,) = collect32_launches(self.SIGNATURE, Lq, SHAPES, shape, H200.max_shared)
-            assert launch.warps == warps
-            assert launch.dynamic_shared <= H200.max_shared - 1024
 
 
 class TestTiles:

@@ -143,7 +143,7 @@ def test_the_table_of_hopper_is_what_was_measured():
     table = shipped_tuning(H200)
     scatter = LaunchShape("scatter32", 16, 2, tile_px=14)
     assert table.choice(ENCODER).cuda == (LaunchShape("dots32", 4, 7), scatter)
-    assert table.choice(replace(ENCODER, value_bytes=4)).cuda == (LaunchShape("dots32", 20, tile_px=8), scatter)
+    assert table.choice(replace(ENCODER, value_bytes=4)).cuda == (LaunchShape("dots32", 24, tile_px=8), scatter)
     assert table.choice(replace(ENCODER, value_bytes=4, regime="other")).cuda == (LaunchShape("dots32", 4, 6), scatter)
     assert table.choice(replace(ENCODER, sums="fixed")).cuda[1] == LaunchShape("scatter32", 24, 1, tile_px=18)
     few = (LaunchShape("dots32", 4, 7), LaunchShape("collect32", 16, 2), LaunchShape("scatter32", 4, 4))

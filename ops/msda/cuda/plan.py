@@ -20,7 +20,7 @@ _SCATTER_STATIC_BYTES = 4608
 _CELL_BYTES = 128
 # collect32: cells a block takes at most, least blocks a level, and what it keeps a corner of a sample
 _COLLECT_CELLS = 4096
-_COLLECT_PARTS = 2
+_COLLECT_PARTS = 1
 _COLLECT_CORNER_BYTES = 8
 _COLLECT_STATIC_BYTES = 1024
 # a query in a block's list; Span; the list of a block that runs through tiles
@@ -234,9 +234,6 @@ def collect32_launches(
     if shared > max_shared - _COLLECT_STATIC_BYTES:
         return []
     warps, min_blocks = launch_shape.warps, launch_shape.min_blocks
-    if min_blocks * (shared + _COLLECT_STATIC_BYTES + _RESERVED_BYTES) > max_shared:
-        # alone on its multiprocessor
-        warps, min_blocks = min(warps * min_blocks, 32), 1
     instance = _instance("collect32", _c_types(signature), signature.form, signature.P, warps, min_blocks)
     num_chunks = sum(max(-(-H * W // _COLLECT_CELLS), min(_COLLECT_PARTS, H * W)) for H, W in spatial_shapes)
     return [Launch(instance, 1, _COLLECT_CELLS, num_chunks, warps, shared, max_cells=_COLLECT_PARTS, writes_value=True)]

@@ -8,8 +8,8 @@ _GENERAL = (LaunchShape("backward", warps=4, min_blocks=4, unroll=2),)
 _FORWARD_16 = (LaunchShape("forward", warps=4, min_blocks=9, unroll=2),)
 _FORWARD_32 = (LaunchShape("forward", warps=4, min_blocks=8, unroll=4),)
 # an encoder's float32 rows fill the L1 only if neighbours are read together
-_FORWARD_32_TILED = (LaunchShape("forward", warps=32, unroll=4, tile_px=8),)
-_DOTS_32_TILED = LaunchShape("dots32", warps=20, tile_px=8)
+_FORWARD_32_TILED = (LaunchShape("forward", warps=32, unroll=2, tile_px=8),)
+_DOTS_32_TILED = LaunchShape("dots32", warps=24, tile_px=8)
 # for a decoder, and where it has too many samples for a block's shared memory
 _FEW = (LaunchShape("collect32", warps=16, min_blocks=2), LaunchShape("scatter32", warps=4, min_blocks=4))
 _DOTS_16 = LaunchShape("dots32", warps=4, min_blocks=7)
