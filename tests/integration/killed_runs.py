@@ -82,7 +82,7 @@ class KillingLogger:
         pass
 
 
-def train(output_dir: Path, save_every_steps: int, kill: Kill | None) -> None:
+def train(output_dir: Path, save_every_steps: int, kill: Kill | None, extra_logger: Logger | None = None) -> None:
     """One rank of a run with batch statistics, dropout, an average, and windows of two batches."""
     torch.set_num_threads(1)
     # the pictures cost a second a run and hold no state
@@ -138,6 +138,8 @@ def train(output_dir: Path, save_every_steps: int, kill: Kill | None) -> None:
     if folder.resume_from is not None:
         progress = resume(state, folder.resume_from, class_table=data.class_table, context=context)
     loggers: list[Logger] = [KillingLogger(kill if kill is not None and kill.victim == context.rank else None)]
+    if extra_logger is not None:
+        loggers.append(extra_logger)
     if is_main():
         loggers.insert(0, JsonlLogger(folder.metrics_log))
         write_config(folder.path, CONFIG)
