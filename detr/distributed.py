@@ -59,7 +59,11 @@ def init_distributed(device: str = "auto", *, timeout: timedelta = timedelta(min
         torch.cuda.set_device(resolved)
     store = None
     if world_size > 1:
-        store, rank, world_size = next(dist.rendezvous("env://", rank, world_size, timeout=timeout))
+        shared, rank, world_size = next(dist.rendezvous("env://", rank, world_size, timeout=timeout))
+        # torchrun keeps its store when it starts the ranks again: without a prefix of their own they would look for
+        # each other at the addresses of those that died, and hang
+        attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
+        store = dist.PrefixStore(f"attempt {attempt} of {world_size} ranks", shared)
         dist.init_process_group(
             "nccl" if resolved.type == "cuda" else "gloo",
             store=dist.PrefixStore("group", store),

@@ -82,7 +82,13 @@ class KillingLogger:
         pass
 
 
-def train(output_dir: Path, save_every_steps: int, kill: Kill | None, extra_logger: Logger | None = None) -> None:
+def train(
+    output_dir: Path,
+    save_every_steps: int,
+    kill: Kill | None,
+    before_fit: Callable[[trainer.Trainer], None] | None = None,
+    num_workers: int = 0,
+) -> None:
     """One rank of a run with batch statistics, dropout, an average, and windows of two batches."""
     torch.set_num_threads(1)
     # the pictures cost a second a run and hold no state
@@ -97,7 +103,7 @@ def train(output_dir: Path, save_every_steps: int, kill: Kill | None, extra_logg
         seed=0,
         batch_size=batch_size,
         val_batch_size=None,
-        num_workers=0,
+        num_workers=num_workers,
         pad_to=1,
         train_transforms=flip_and_resize(None),
         eval_transforms=EvalTransform(None, None),
@@ -138,13 +144,11 @@ def train(output_dir: Path, save_every_steps: int, kill: Kill | None, extra_logg
     if folder.resume_from is not None:
         progress = resume(state, folder.resume_from, class_table=data.class_table, context=context)
     loggers: list[Logger] = [KillingLogger(kill if kill is not None and kill.victim == context.rank else None)]
-    if extra_logger is not None:
-        loggers.append(extra_logger)
     if is_main():
         loggers.insert(0, JsonlLogger(folder.metrics_log))
         write_config(folder.path, CONFIG)
         (folder.path / "begins_at.txt").write_text(str(progress.global_step))
-    trainer.Trainer(
+    run = trainer.Trainer(
         state,
         loader,
         data.val_loader(**shard),
@@ -156,7 +160,10 @@ def train(output_dir: Path, save_every_steps: int, kill: Kill | None, extra_logg
         context=context,
         progress=progress,
         logger=CompositeLogger(loggers),
-    ).fit()
+    )
+    if before_fit is not None:
+        before_fit(run)
+    run.fit()
     cleanup()
 
 

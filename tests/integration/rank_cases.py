@@ -26,6 +26,7 @@ from detr.engine.preemption import Preempted
 from detr.evaluation import CocoEvaluator, PostProcess
 from detr.models import Backbone, deformable_detr
 from detr.structures import DetectorOutput, ImageBatch
+from detr.telemetry.loggers import CompositeLogger
 
 SIZE = 64
 NUM_CLASSES = 3
@@ -126,9 +127,13 @@ class SignalAt:
 
 def train_until_signalled(path: Path, asked_rank: int | None) -> None:
     """A run in which one rank alone is asked to stop, soon after its fourth step; saves nothing before."""
-    ask = SignalAt(4) if asked_rank is not None and os.environ.get("RANK") == str(asked_rank) else None
+
+    def ask(run: trainer.Trainer) -> None:
+        if asked_rank == run.context.rank:
+            run.logger = CompositeLogger([run.logger, SignalAt(4)])
+
     try:
-        train(path, 1000, None, extra_logger=ask)
+        train(path, 1000, None, ask)
     except Preempted as stop:
         (path / f"stopped_{os.environ['RANK']}.txt").write_text(str(stop))
         cleanup()

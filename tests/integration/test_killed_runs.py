@@ -10,7 +10,7 @@ import pytest
 WORKER = Path(__file__).with_name("killed_runs.py")
 
 
-@pytest.mark.parametrize("arguments", ["resume --kills 2 --world-sizes 1 2", "saving --kills 8"])
+@pytest.mark.parametrize("arguments", ["resume --kills 1 --world-sizes 2", "saving --kills 4"])
 def test_killed_processes_lose_nothing(arguments: str, repository: Path):
     finished = subprocess.run(
         [sys.executable, str(WORKER), *arguments.split()],

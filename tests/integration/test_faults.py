@@ -1,0 +1,50 @@
+"""Faults of scripts/prove_faults.sh that need no waiting: what they say, and that they cost at most an interval."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+WORKER = Path(__file__).with_name("fault_cases.py")
+# the run saves every two steps: at most two are lost, or four where the last checkpoint is the damaged one
+FAULTS = {
+    "bad image": ("exit 1, ValueError", "cannot read the image photos/9.jpg", 2),
+    "NaN loss at step 7": ("finished", "", 0),
+    "full disk": ("exit 1, OSError", "last.pt is as it was. Make room", 3),
+    "dead worker": ("exit 1, ChildProcessError", "while it loaded sample", 2),
+    "truncated last.pt": ("killed by the signal", "", 4),
+}
+
+
+@pytest.fixture(scope="module")
+def outcomes(repository: Path) -> dict[str, Any]:
+    finished = subprocess.run(
+        [sys.executable, str(WORKER), "--json", *FAULTS],
+        env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(repository)},
+        capture_output=True,
+        text=True,
+        timeout=280,
+        check=False,
+    )
+    assert finished.returncode == 0, finished.stderr
+    return json.loads(finished.stdout) | {"stderr": finished.stderr}
+
+
+@pytest.mark.parametrize("name", FAULTS)
+def test_a_fault_costs_at_most_an_interval(outcomes: dict[str, Any], name: str):
+    ending, words, most_lost = FAULTS[name]
+    outcome = outcomes[name]
+    assert outcome["ending"] == ending
+    assert words in outcome["message"]
+    assert outcome["num_lost_steps"] <= most_lost
+    # the step left out is the one difference that is meant
+    assert outcome["same_end"] == (name != "NaN loss at step 7")
+
+
+def test_the_step_left_out_is_explained(outcomes: dict[str, Any]):
+    assert "step 7 is not finite" in outcomes["stderr"]
+    assert "The first tensor that is not finite is the loss term loss_bbox" in outcomes["stderr"]
