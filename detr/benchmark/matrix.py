@@ -6,10 +6,13 @@ import signal
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
+from types import FrameType
 
 from detr.benchmark.step_row import StepRow
 
@@ -124,7 +127,8 @@ def _run_row(script: Path, overrides: Sequence[str], name: str, repeat: int, tim
             start_new_session=True,
         )
         try:
-            _, said = process.communicate(timeout=timeout_s)
+            with _raising_on_sigterm():
+                _, said = process.communicate(timeout=timeout_s)
         except subprocess.TimeoutExpired:
             return StepRow(name, repeat, f"failed: took more than {timeout_s:.0f} s")
         finally:
@@ -136,6 +140,23 @@ def _run_row(script: Path, overrides: Sequence[str], name: str, repeat: int, tim
             start_s = time.monotonic() - started_s - sum(row.spent_s.values())
             return replace(row, spent_s={"start": start_s} | row.spent_s)
         return StepRow(name, repeat, f"failed: {_reason(said)}")
+
+
+@contextmanager
+def _raising_on_sigterm() -> Iterator[None]:
+    """SIGTERM ends this process as Ctrl-C does, through its clean-up: a row must not stay on the GPU without it."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+
+    def leave(number: int, frame: FrameType | None) -> None:
+        raise SystemExit(128 + number)
+
+    previous = signal.signal(signal.SIGTERM, leave)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, previous)
 
 
 def _reason(said: str) -> str:

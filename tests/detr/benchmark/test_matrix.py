@@ -1,5 +1,8 @@
 """Rows in fresh processes: order, failures and what is written."""
 
+import signal
+import subprocess
+import sys
 import time
 from pathlib import Path
 
@@ -87,6 +90,26 @@ def test_a_row_that_hangs_ends_with_its_children(tmp_path):
     size = grown.stat().st_size if grown.exists() else 0
     time.sleep(0.5)
     assert (grown.stat().st_size if grown.exists() else 0) == size
+
+
+def test_a_matrix_that_is_ended_ends_its_row(tmp_path):
+    grown, script = tmp_path / "grown", tmp_path / "row.py"
+    script.write_text(ROW_SCRIPT)
+    program = (
+        "from pathlib import Path; from detr.benchmark.matrix import run_matrix\n"
+        f"run_matrix(Path({str(script)!r}), {{'stuck': ['act=hang', 'grow={grown}']}}, shared=[], repeats=1, "
+        f"rows_file=Path({str(tmp_path / 'rows.jsonl')!r}), num_gpus=1)"
+    )
+    process = subprocess.Popen([sys.executable, "-c", program], stderr=subprocess.DEVNULL)
+    deadline = time.monotonic() + 60
+    while not grown.exists():
+        assert time.monotonic() < deadline, "the row did not start"
+        time.sleep(0.05)
+    process.send_signal(signal.SIGTERM)
+    assert process.wait(30) == 128 + signal.SIGTERM
+    size = grown.stat().st_size
+    time.sleep(0.5)
+    assert grown.stat().st_size == size
 
 
 def test_rows_that_would_end_too_late_are_not_started(tmp_path):
