@@ -19,15 +19,18 @@ from detr.engine.weights import init_from
 from detr.evaluation import CocoEvaluator, PostProcess
 from detr.telemetry.loggers import CompositeLogger, ConsoleLogger, JsonlLogger
 from tools.launcher import hydra_tool, on_rank_zero, print_start, resolved, start_process
+from tools.own_data import fit_to_data
 
 
 @hydra_tool("train")
 def main(cfg: DictConfig) -> None:
-    config = resolved(cfg)
     context = start_process(cfg)
+    data = instantiate(cfg.data)
+    if cfg.data._target_ == "detr.data.custom_data":
+        fit_to_data(cfg, data)
+    config = resolved(cfg)
     folder = on_rank_zero(lambda: open_run_folder(cfg.output_dir, config, resume=cfg.resume))
 
-    data = instantiate(cfg.data)
     shard = {"rank": context.rank, "world_size": context.world_size}
     pin_memory = context.device.type == "cuda"
     train_loader = data.train_loader(seed=cfg.seed, pin_memory=pin_memory, **shard)

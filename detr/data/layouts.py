@@ -172,7 +172,9 @@ def _yolo_sources(split: Split, root: Path) -> Iterator[SplitSource]:
         parts[len(parts) - 1 - parts[::-1].index("images")] = "labels"
         pairs.append((folder, Path(*parts)))
     for images, labels in dict.fromkeys(pairs):
-        if images.is_dir() and labels.is_dir() and next(labels.rglob("*.txt"), None) is not None:
+        # beside the images, not in subfolders: those are another layout's
+        files = labels.glob("*.txt") if images == labels else labels.rglob("*.txt")
+        if images.is_dir() and labels.is_dir() and next(files, None) is not None:
             yield SplitSource("yolo", labels, images, names=names)
 
 

@@ -22,8 +22,8 @@ def init_from(model: nn.Module, path: str | Path, class_table: ClassTable, *, re
     """Start `model` from the weights that the run of a checkpoint evaluated, and say what was left out.
 
     Args:
-        class_table: Of the new run. Where it has as many classes under other names the heads are kept, with a
-            warning.
+        class_table: Of the new run. With "auto", where its names differ from the checkpoint's, the rows of the
+            class head are taken over by class name, and those of new classes start anew.
         reset_head: See `load_weights`.
 
     Raises:
@@ -31,21 +31,57 @@ def init_from(model: nn.Module, path: str | Path, class_table: ClassTable, *, re
         ValueError: The file is no checkpoint, or its weights do not fit.
     """
     checkpoint = load_checkpoint(path)
+    own_head = _class_head(model.state_dict())
+    initial_head = {name: tensor.clone() for name, tensor in own_head.items()}
     reset = load_weights(model, checkpoint.weights, reset_head=reset_head, source=f"init_from={path}")
-    lines = "".join(f"\n  {line}" for line in reset)
-    _logger.info(
-        "init_from: %d tensors from %s%s",
-        len(checkpoint.weights) - len(reset),
-        path,
-        f"; {len(reset)} of the class head start anew:{lines}" if reset else "",
-    )
-    if not reset and checkpoint.class_table.names != class_table.names:
-        _logger.warning(
-            "init_from: the class head was trained for other classes (%s ...) than this dataset's (%s ...); "
-            "its rows are taken over as they are",
-            ", ".join(checkpoint.class_table.names[:5]),
-            ", ".join(class_table.names[:5]),
-        )
+    lines = [f"init_from: {len(checkpoint.weights) - len(reset)} tensors from {path}"]
+    if reset:
+        lines[0] += f"; {len(reset)} of the class head start anew:"
+        lines += [f"  {line}" for line in reset]
+    if checkpoint.class_table.names != class_table.names:
+        if reset_head == "auto":
+            rows = _rows_by_name(checkpoint.class_table, class_table)
+            with torch.no_grad():
+                for name, tensor in own_head.items():
+                    tensor.copy_(initial_head[name])
+                    for own_row, row in rows.items():
+                        tensor[own_row] = checkpoint.weights[name][row]
+            lines += _describe_rows(rows, class_table)
+        else:
+            _logger.warning(
+                "init_from: the class head was trained for other classes (%s ...) than this dataset's (%s ...); "
+                "its rows are taken over as they are",
+                ", ".join(checkpoint.class_table.names[:5]),
+                ", ".join(class_table.names[:5]),
+            )
+    _logger.info("%s", "\n".join(lines))
+
+
+def _class_head(state: dict[str, Tensor]) -> dict[str, Tensor]:
+    return {name: tensor for name, tensor in state.items() if name.startswith(CLASS_HEAD_PREFIX)}
+
+
+def _rows_by_name(old: ClassTable, new: ClassTable) -> dict[int, int]:
+    """The old row of each new row whose name stands once in both tables."""
+    return {
+        row: old.names.index(name)
+        for row, name in enumerate(new.names)
+        if name and new.names.count(name) == 1 and old.names.count(name) == 1
+    }
+
+
+def _describe_rows(rows: dict[int, int], table: ClassTable) -> list[str]:
+    kept = [table.names[row] for row in rows]
+    fresh = [name for row, name in enumerate(table.names) if row not in rows]
+    return [
+        f"  rows of the class head by class name: {len(kept)} taken over ({_first(kept)})",
+        f"  rows that start anew: {len(fresh)} ({_first(fresh)})",
+    ]
+
+
+def _first(names: list[str], num_shown: int = 20) -> str:
+    shown = ", ".join(name or "(no name)" for name in names[:num_shown]) or "none"
+    return shown + (f", and {len(names) - num_shown} more" if len(names) > num_shown else "")
 
 
 def load_weights(model: nn.Module, weights: dict[str, Tensor], *, reset_head: ResetHead, source: str) -> list[str]:

@@ -2,7 +2,7 @@ from pathlib import Path
 
 import pytest
 
-from detr.data import find_coco_split
+from detr.data import SplitSource, find_coco_split, find_split
 
 
 def make(root: Path, *paths: str) -> None:
@@ -76,3 +76,35 @@ def test_shared_datasets_are_found(shared_dir):
         for split in ("train", "val"):
             file, folder = find_coco_split(split, root=shared_dir / "data" / name, annotations=None, images=None)
             assert (file.name, folder.name) == (f"instances_{split}{year}.json", split + year)
+
+
+@pytest.mark.parametrize("folder", ["train", "valid", "val", "validation"])
+def test_a_json_among_the_images_is_found(tmp_path, folder):
+    split = "train" if folder == "train" else "val"
+    (tmp_path / folder).mkdir()
+    (tmp_path / folder / "_annotations.coco.json").touch()
+    found = find_split(split, root=tmp_path, annotations=None, images=None)
+    assert found == SplitSource("coco", tmp_path / folder / "_annotations.coco.json", tmp_path / folder)
+
+
+def test_two_formats_of_one_split_are_listed(tmp_path):
+    (tmp_path / "train").mkdir()
+    (tmp_path / "train" / "_annotations.coco.json").touch()
+    (tmp_path / "train" / "a.xml").touch()
+    with pytest.raises(ValueError, match=r"(?s)holds 2 layouts of the train split.*coco: .*voc: .*data.train.annot"):
+        find_split("train", root=tmp_path, annotations=None, images=None)
+
+
+def test_paths_that_are_given_are_coco_files():
+    assert find_split("val", root=None, annotations="a.json", images="b") == SplitSource(
+        "coco", Path("a.json"), Path("b")
+    )
+
+
+def test_an_unknown_layout_says_what_is_there_and_what_was_looked_for(tmp_path):
+    (tmp_path / "pictures").mkdir()
+    (tmp_path / "readme.md").touch()
+    with pytest.raises(FileNotFoundError, match=r"which holds pictures/, readme.md. Looked for COCO.*YOLO.*Pascal VOC"):
+        find_split("train", root=tmp_path, annotations=None, images=None)
+    with pytest.raises(ValueError, match=r"Set data\.root"):
+        find_split("train", root=None, annotations=None, images=None)

@@ -67,5 +67,33 @@ def test_init_from_says_what_it_took(detector: Callable[..., Any], tmp_path: Pat
         init_from(detector(seed=2), tmp_path / "last.pt", ClassTable(tuple("abc"), (1, 2, 3)), reset_head="auto")
     assert "4 of the class head start anew" in caplog.text
     caplog.clear()
-    init_from(detector(num_classes=2), tmp_path / "last.pt", ClassTable(("a", "b"), (1, 2)), reset_head="auto")
+    init_from(detector(num_classes=2), tmp_path / "last.pt", ClassTable(("a", "b"), (1, 2)), reset_head=False)
     assert "trained for other classes (cat, dog" in caplog.text
+
+
+@pytest.mark.parametrize(
+    "names", [("dog", "emu"), ("emu", "cat", "dog", ""), ("cat", "dog", "emu"), ("gnu", "yak", "elk")]
+)
+def test_class_rows_follow_their_names(
+    detector: Callable[..., Any], tmp_path: Path, caplog: pytest.LogCaptureFixture, names: tuple[str, ...]
+):
+    """A checkpoint of COCO fine-tuned on a few of its classes must not take person for motorcycle."""
+    old_names = ("cat", "dog", "")
+    source = detector(num_classes=3, seed=1)
+    write_checkpoint(tmp_path / "last.pt", source, old_names)
+    target = detector(num_classes=len(names), seed=2)
+    initial = {name: tensor.clone() for name, tensor in target.state_dict().items()}
+    with caplog.at_level(logging.INFO):
+        init_from(target, tmp_path / "last.pt", ClassTable(names, tuple(range(len(names)))), reset_head="auto")
+    old, new = source.state_dict(), target.state_dict()
+    heads = [name for name in new if name.startswith("heads.class_embed.")]
+    assert heads
+    for name in heads:
+        for row, class_name in enumerate(names):
+            known = class_name in ("cat", "dog")
+            expected = old[name][old_names.index(class_name)] if known else initial[name][row]
+            assert torch.equal(new[name][row], expected), (name, class_name)
+    assert torch.equal(new["level_embed"], old["level_embed"])
+    num_known = len({"cat", "dog"} & set(names))
+    assert f"by class name: {num_known} taken over" in caplog.text
+    assert f"start anew: {len(names) - num_known} (" in caplog.text
