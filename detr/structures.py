@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Self
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -17,7 +18,7 @@ class ImageBatch:
     """Images padded at the bottom and the right to one size.
 
     Attributes:
-        pixels: (N, 3, H, W) uint8 RGB in [0, 255]; the backbone normalises them on its device.
+        pixels: (N, 3, H, W) uint8 RGB in [0, 255], of any memory layout; the backbone normalises them on its device.
         padding_mask: (N, H, W) bool, True = padding.
         sizes: (N, 2) int64, (h, w) of each image without its padding, in pixels.
 
@@ -48,8 +49,8 @@ class ImageBatch:
                 f"ImageBatch.sizes must be int64 (h, w) of shape {(N, 2)}; got {self.sizes.dtype} of shape "
                 f"{tuple(self.sizes.shape)}"
             )
-        if self.padding_mask.device.type == self.sizes.device.type == "cpu" and not torch.equal(
-            self.padding_mask, _padding_mask(self.sizes, H, W)
+        if self.padding_mask.device.type == self.sizes.device.type == "cpu" and not _is_padding_mask(
+            self.padding_mask, self.sizes
         ):
             raise ValueError(
                 "ImageBatch.padding_mask does not fit ImageBatch.sizes: images must sit in the top left corner "
@@ -76,7 +77,8 @@ class ImageBatch:
             raise ValueError(f"pad_to must be at least 1 pixel; got {pad_to}")
         sizes = torch.tensor([image.shape[1:] for image in images], dtype=torch.int64)
         H, W = ((int(side) + pad_to - 1) // pad_to * pad_to for side in sizes.amax(0))
-        pixels = torch.zeros((len(images), 3, H, W), dtype=torch.uint8)
+        # the channels of a pixel side by side, as decoders and resizing have them: copying in is five times as fast
+        pixels = torch.zeros((len(images), H, W, 3), dtype=torch.uint8).permute(0, 3, 1, 2)  # (N, 3, H, W)
         for image, padded in zip(images, pixels, strict=True):
             padded[:, : image.shape[1], : image.shape[2]].copy_(image)
         return cls(pixels, _padding_mask(sizes, H, W), sizes)
@@ -132,15 +134,16 @@ class Target:
                 f"{self._where}: boxes must be ({T}, 4) floating (cx, cy, w, h), one a label; got "
                 f"{self.boxes.dtype} of shape {tuple(self.boxes.shape)}"
             )
-        if self.labels.device.type == "cpu" and bool((self.labels < 0).any()):
+        if self.labels.device.type == "cpu" and bool((self.labels.numpy() < 0).any()):
             raise ValueError(
                 f"{self._where}: labels must be class indices from 0; got {int(self.labels.min())}. "
                 "Map category ids to contiguous labels first"
             )
         if self.boxes.device.type == "cpu":
-            outside = ~((self.boxes >= 0) & (self.boxes <= 1)).all(-1)  # NaN compares false, so it is outside
-            if bool(outside.any()):
-                row = int(outside.nonzero()[0])
+            values = self.boxes.detach().double().numpy()
+            inside = ((values >= 0) & (values <= 1)).all(-1)  # NaN compares false, so it is outside
+            if not bool(inside.all()):
+                row = int(np.flatnonzero(~inside)[0])
                 raise ValueError(
                     f"{self._where}: boxes must be finite (cx, cy, w, h) in [0, 1]; box {row} is "
                     f"{self.boxes[row].tolist()}. Divide by the image size and clip to the image first"
@@ -279,6 +282,24 @@ class Detections:
 
 def _padding_mask(sizes: Tensor, H: int, W: int) -> Tensor:
     """(N, H, W) bool, True = padding, for images of `sizes` (N, 2) in the top left corner."""
-    rows = torch.arange(H) >= sizes[:, 0, None]  # (N, H)
-    columns = torch.arange(W) >= sizes[:, 1, None]  # (N, W)
-    return rows[:, :, None] | columns[:, None, :]
+    mask = torch.zeros((len(sizes), H, W), dtype=torch.bool)
+    for image_mask, (h, w) in zip(mask, sizes.tolist(), strict=True):
+        image_mask[h:] = True
+        image_mask[:h, w:] = True
+    return mask
+
+
+def _is_padding_mask(mask: Tensor, sizes: Tensor) -> bool:
+    """Whether `mask` (N, H, W) is True exactly outside of images of `sizes` (N, 2) in the top left corner.
+
+    By counting: torch.equal with a mask built anew takes as long as padding the images.
+    """
+    values = mask.numpy()
+    H, W = values.shape[1:]
+    return all(
+        0 <= h <= H
+        and 0 <= w <= W
+        and int(np.count_nonzero(image_mask)) == H * W - h * w
+        and not image_mask[:h, :w].any()
+        for image_mask, (h, w) in zip(values, sizes.tolist(), strict=True)
+    )

@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 from torch.utils.data import Dataset
 
@@ -150,8 +149,8 @@ class CocoDataset(Dataset[Sample]):
         rows = slice(self._first_box[index], self._first_box[index + 1])
         return make_sample(
             image,
-            torch.from_numpy(self._boxes[rows].astype(np.float32)),
-            torch.from_numpy(self._labels[rows].copy()),
+            self._boxes[rows].astype(np.float32),
+            self._labels[rows].copy(),
             image_id=image_id,
             transforms=self._transforms,
         )

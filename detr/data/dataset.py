@@ -2,10 +2,11 @@
 
 from typing import Any, Protocol
 
+import numpy as np
 import torch
 from torch import Tensor
-from torchvision.ops import box_convert
 
+from detr.data.steps import Boxes, Labels
 from detr.data.transforms import DetectionTransform
 from detr.structures import ClassTable, Target
 
@@ -32,11 +33,12 @@ class DetectionDataset(Protocol):
 
 def make_sample(
     image: Tensor,
-    boxes: Tensor,
-    labels: Tensor,
+    boxes: Boxes,
+    labels: Labels,
     *,
     image_id: int,
     transforms: DetectionTransform,
+    batch_draw: float | None = None,
 ) -> Sample:
     """Transform an image with its boxes and describe the result as a target.
 
@@ -46,14 +48,16 @@ def make_sample(
         labels: (T,) int64.
         image_id: The id in the annotation file.
         transforms: What to do with them.
+        batch_draw: See `detr.data.steps.Step`.
     """
     orig_size = (image.shape[1], image.shape[2])
-    image, boxes, labels = transforms(image, boxes, labels)
+    image, boxes, labels = transforms.apply(image, boxes, labels, batch_draw)
     h, w = image.shape[1:]
-    sides = torch.tensor([w, h, w, h], dtype=torch.float32)
+    # (x0, y0, x1, y1) -> (cx, cy, w, h)
+    boxes = np.concatenate(((boxes[:, :2] + boxes[:, 2:]) / 2, boxes[:, 2:] - boxes[:, :2]), axis=1)
     return image, Target(
-        labels=labels,
-        boxes=box_convert(boxes, "xyxy", "cxcywh") / sides,
+        labels=torch.from_numpy(labels),
+        boxes=torch.from_numpy(boxes / np.array([w, h, w, h], dtype=np.float32)),
         image_id=image_id,
         orig_size=orig_size,
     )

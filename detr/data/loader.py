@@ -1,8 +1,8 @@
 """Batches from a dataset: sharded, seeded by sample, padded.
 
-Before each sample the generators of torch, numpy and `random` are seeded from (run seed, epoch, position in
-the epoch), and put back afterwards. Pixels so depend neither on the number of workers nor on the rank, and
-loading in the main process leaves the random numbers of training alone.
+Before each sample the generators of torch, numpy and `random` are seeded from (run seed, epoch, position in the
+epoch), and in the main process put back afterwards. Pixels so depend neither on the number of workers nor on the
+rank, and loading in the main process leaves the random numbers of training alone.
 """
 
 import random
@@ -14,7 +14,7 @@ from functools import partial
 
 import numpy as np
 import torch
-from torch.utils.data import DataLoader, Dataset
+from torch.utils.data import DataLoader, Dataset, get_worker_info
 
 from detr.data.collate import collate
 from detr.data.dataset import DetectionDataset, Sample
@@ -137,9 +137,20 @@ class SeededDataset(Dataset[Sample | LoadFailure]):
 
     def __getitem__(self, draw: Draw) -> Sample | LoadFailure:
         self._worker_log.note(draw.index)
+        if get_worker_info() is not None:
+            # a worker draws for nobody else
+            return self._load(draw)
         torch_state = torch.get_rng_state()
         numpy_state = np.random.get_state()  # noqa: NPY002 (custom transforms may use it)
         python_state = random.getstate()
+        try:
+            return self._load(draw)
+        finally:
+            torch.set_rng_state(torch_state)
+            np.random.set_state(numpy_state)  # noqa: NPY002
+            random.setstate(python_state)
+
+    def _load(self, draw: Draw) -> Sample | LoadFailure:
         # torch.manual_seed would reseed the GPUs as well
         torch.default_generator.manual_seed(draw.seed)
         np.random.seed(draw.seed % 2**32)  # noqa: NPY002
@@ -149,10 +160,6 @@ class SeededDataset(Dataset[Sample | LoadFailure]):
         except (ValueError, OSError) as error:
             error.add_note("".join(traceback.format_exception(error)))
             return LoadFailure(error)
-        finally:
-            torch.set_rng_state(torch_state)
-            np.random.set_state(numpy_state)  # noqa: NPY002
-            random.setstate(python_state)
 
 
 def collate_or_fail(samples: Sequence[Sample | LoadFailure], pad_to: int) -> Batch | LoadFailure:

@@ -82,8 +82,8 @@ class SyntheticDataset(Dataset[Sample]):
         pixels, boxes, labels = self.render(index)
         return make_sample(
             torch.from_numpy(pixels),
-            torch.from_numpy(boxes.astype(np.float32)),
-            torch.from_numpy(labels),
+            boxes.astype(np.float32),
+            labels,
             image_id=index + 1,
             transforms=self._transforms,
         )

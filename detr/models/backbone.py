@@ -90,7 +90,8 @@ class Backbone(nn.Module):
 
     def forward(self, images: ImageBatch) -> tuple[Tensor, ...]:
         """Feature maps (N, C_i, H / stride_i, W / stride_i), fine to coarse."""
-        pixels = images.pixels.to(self.pixel_mean.dtype) / 255
+        # batches from files have the channels of a pixel side by side
+        pixels = images.pixels.to(self.pixel_mean.dtype, memory_format=torch.contiguous_format) / 255
         pixels = (pixels - self.pixel_mean) / self.pixel_std
         # padding is zero after normalisation, as DETR pads normalised images
         pixels = pixels.masked_fill(images.padding_mask[:, None], 0).contiguous(memory_format=torch.channels_last)

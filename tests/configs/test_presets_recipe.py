@@ -8,9 +8,8 @@ from hydra import compose, initialize_config_dir
 from hydra.utils import instantiate
 from omegaconf import DictConfig, OmegaConf
 from torch import nn
-from torchvision.transforms import v2
 
-from detr.data.transforms import RandomSizeCrop, ResizeShortSide
+from detr.data.steps import OneOf, RandomFlip, RandomSizeCrop, ResizeShortSide
 from detr.engine.run_folder import config_differences
 from tools.launcher import CONFIG_DIR
 
@@ -136,11 +135,11 @@ def test_what_a_preset_builds_carries_the_values(preset: tuple[str, DictConfig])
     assert (matcher.focal_alpha, matcher.focal_gamma) == (0.25, 2)
 
     flip, choice = instantiate(cfg.transforms.train, _convert_="all").steps
-    assert isinstance(flip, v2.RandomHorizontalFlip)
-    assert flip.p == 0.5
-    assert choice.p == [0.5, 0.5]
-    resize, cropped = choice.transforms
-    source, crop, final = cropped.transforms
+    assert isinstance(flip, RandomFlip)
+    assert flip.probability == 0.5
+    assert isinstance(choice, OneOf)
+    resize, cropped = choice.steps
+    source, crop, final = cropped.steps
     assert isinstance(resize, ResizeShortSide)
     assert isinstance(crop, RandomSizeCrop)
     assert (list(resize.sizes), resize.max_size) == (list(final.sizes), final.max_size) == (SIZES, 1333)
