@@ -18,6 +18,7 @@ from detr.data.coco import CocoCounts, CocoDataset
 from detr.data.collate import collate
 from detr.data.dataset import DetectionDataset, Sample
 from detr.data.detection_data import DetectionData, synthetic_data
+from detr.data.epoch_order import EpochOrder, Sampling
 from detr.data.faults import Fault, exit_code, format_faults
 from detr.data.file_data import coco_data, custom_data
 from detr.data.health import SplitReport, check_split, format_summary, summarize
@@ -26,7 +27,14 @@ from detr.data.layouts import SplitSource, find_coco_split, find_split
 from detr.data.loader import DetectionLoader, build_train_loader, build_val_loader
 from detr.data.samplers import Draw, EvalSampler, TrainSampler
 from detr.data.synthetic import SyntheticDataset
-from detr.data.transforms import DetectionTransform, EvalTransform, detr_augmentation, flip_and_resize
+from detr.data.transforms import (
+    DetectionTransform,
+    EvalTransform,
+    detr_augmentation,
+    flip_and_resize,
+    large_scale_jitter,
+    strong_augmentation,
+)
 
 __all__ = [
     "IMAGE_SUFFIXES",
@@ -38,10 +46,12 @@ __all__ = [
     "DetectionLoader",
     "DetectionTransform",
     "Draw",
+    "EpochOrder",
     "EvalSampler",
     "EvalTransform",
     "Fault",
     "Sample",
+    "Sampling",
     "SplitReport",
     "SplitSource",
     "SyntheticDataset",
@@ -59,9 +69,11 @@ __all__ = [
     "flip_and_resize",
     "format_faults",
     "format_summary",
+    "large_scale_jitter",
     "load_coco_annotations",
     "read_image",
     "read_image_size",
+    "strong_augmentation",
     "summarize",
     "synthetic_data",
 ]

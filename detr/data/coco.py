@@ -13,6 +13,7 @@ from torch.utils.data import Dataset
 from detr.data.annotation_file import load_coco_annotations
 from detr.data.annotations import CocoAnnotations, LabelMap
 from detr.data.dataset import Sample, make_sample
+from detr.data.epoch_order import repeat_factors
 from detr.data.faults import FaultyAnnotations, FaultyImages, listed
 from detr.data.image_files import load_checked, missing_files, sound_images
 from detr.data.image_health import image_faults
@@ -138,7 +139,11 @@ class CocoDataset(Dataset[Sample]):
         return len(self._annotations.image_ids)
 
     def __getitem__(self, index: int) -> Sample:
-        """Image `index`, in file order, with its target.
+        """Image `index`, in file order, with its target; see `load`."""
+        return self.load(index, None)
+
+    def load(self, index: int, batch_draw: float | None) -> Sample:
+        """Image `index`, in file order, with its target; `batch_draw` is what the images of a batch share.
 
         Raises:
             ValueError: The image is unreadable, or does not have the size that the annotations give.
@@ -153,7 +158,17 @@ class CocoDataset(Dataset[Sample]):
             self._labels[rows].copy(),
             image_id=image_id,
             transforms=self._transforms,
+            batch_draw=batch_draw,
         )
+
+    def aspects(self) -> NDArray[np.float64]:
+        """(I,) width / height of every image, as its annotations or else its file give them."""
+        h, w = self._annotations.image_sizes.T
+        return w / h
+
+    def repeat_factors(self, threshold: float) -> NDArray[np.float64]:
+        """(I,) how often each image should come in an epoch; see `detr.data.epoch_order.repeat_factors`."""
+        return repeat_factors(self._first_box, self._labels, self.class_table.num_classes, threshold)
 
     @property
     def annotations(self) -> CocoAnnotations:

@@ -4,6 +4,7 @@ from typing import Any, Protocol
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from detr.data.steps import Boxes, Labels
@@ -15,7 +16,7 @@ Sample = tuple[Tensor, Target]
 
 
 class DetectionDataset(Protocol):
-    """A map-style dataset of samples whose ground truth the COCO evaluator can read."""
+    """Samples by index, whose ground truth the COCO evaluator can read."""
 
     @property
     def class_table(self) -> ClassTable:
@@ -24,8 +25,19 @@ class DetectionDataset(Protocol):
     def __len__(self) -> int:
         """The number of images."""
 
-    def __getitem__(self, index: int, /) -> Sample:
-        """Image `index` with its target, transformed. Draws from the global RNGs only."""
+    def load(self, index: int, batch_draw: float | None, /) -> Sample:
+        """Image `index` with its target, transformed. Draws from the global RNGs only.
+
+        Args:
+            index: Which one.
+            batch_draw: See `detr.data.steps.Step`.
+        """
+
+    def aspects(self) -> NDArray[np.float64]:
+        """(I,) width / height of every image."""
+
+    def repeat_factors(self, threshold: float, /) -> NDArray[np.float64]:
+        """(I,) how often each image should come in an epoch; see `detr.data.epoch_order.repeat_factors`."""
 
     def coco_ground_truth(self) -> dict[str, Any]:
         """All annotations as a COCO dict, crowds included, annotation ids from 1."""

@@ -4,6 +4,7 @@ from collections.abc import Callable
 from typing import Any
 
 from detr.data.dataset import DetectionDataset
+from detr.data.epoch_order import Sampling
 from detr.data.layouts import Split
 from detr.data.loader import DetectionLoader, build_train_loader, build_val_loader
 from detr.data.repeated import RepeatedDataset
@@ -28,6 +29,7 @@ class DetectionData:
         num_workers: Data worker processes a GPU.
         pad_to: Round padded heights and widths up to a multiple of this many pixels.
         apply_exif: Whether images are turned as their EXIF orientation says, for the checkpoint.
+        sampling: Which training samples meet in a batch; None: chance alone decides.
     """
 
     def __init__(
@@ -42,6 +44,7 @@ class DetectionData:
         num_workers: int,
         pad_to: int,
         apply_exif: bool = True,
+        sampling: Sampling | None = None,
     ) -> None:
         self.batch_size = batch_size
         self.val_batch_size = batch_size if val_batch_size is None else val_batch_size
@@ -49,6 +52,7 @@ class DetectionData:
         self.pad_to = pad_to
         self._eval_transforms = eval_transforms
         self._apply_exif = apply_exif
+        self._sampling = sampling
         self._open_train = open_train
         self._open_val = open_val
         self._open_val_ground_truth = open_val_ground_truth
@@ -108,6 +112,7 @@ class DetectionData:
             rank=rank,
             world_size=world_size,
             pin_memory=pin_memory,
+            sampling=self._sampling,
         )
 
     def val_loader(self, *, rank: int = 0, world_size: int = 1, pin_memory: bool = False) -> DetectionLoader:
@@ -149,6 +154,7 @@ def synthetic_data(
     pad_to: int,
     train_transforms: DetectionTransform,
     eval_transforms: EvalTransform,
+    sampling: Sampling | None = None,
 ) -> DetectionData:
     """The embedded synthetic dataset.
 
@@ -164,6 +170,7 @@ def synthetic_data(
         pad_to: Round padded heights and widths up to a multiple of this many pixels.
         train_transforms: Augmentation of the training images.
         eval_transforms: Resizing of the validation images.
+        sampling: Which training samples meet in a batch; None: chance alone decides.
     """
 
     def open_split(split: Split, num_images: int, transforms: DetectionTransform) -> SyntheticDataset:
@@ -178,4 +185,5 @@ def synthetic_data(
         val_batch_size=val_batch_size,
         num_workers=num_workers,
         pad_to=pad_to,
+        sampling=sampling,
     )

@@ -7,6 +7,7 @@ from typing import Any
 from detr.data.annotations import CocoAnnotations, LabelMap
 from detr.data.coco import CocoDataset
 from detr.data.detection_data import DetectionData
+from detr.data.epoch_order import Sampling
 from detr.data.faults import FaultyAnnotations, FaultyImages
 from detr.data.layouts import Split, SplitSource, find_coco_split, find_split
 from detr.data.sources import load_source
@@ -28,6 +29,7 @@ def coco_data(
     eval_transforms: EvalTransform,
     faulty_annotations: FaultyAnnotations = "error",
     faulty_images: FaultyImages = "error",
+    sampling: Sampling | None = None,
 ) -> DetectionData:
     """A COCO-format dataset: under one root, or file by file.
 
@@ -46,6 +48,7 @@ def coco_data(
         eval_transforms: Resizing of the validation images.
         faulty_annotations: See `CocoDataset`.
         faulty_images: See `CocoDataset`.
+        sampling: Which training samples meet in a batch; None: chance alone decides.
     """
     paths = {"train": train, "val": val}
 
@@ -67,6 +70,7 @@ def coco_data(
         pad_to=pad_to,
         train_transforms=train_transforms,
         eval_transforms=eval_transforms,
+        sampling=sampling,
     )
 
 
@@ -84,6 +88,7 @@ def custom_data(
     pad_to: int,
     train_transforms: DetectionTransform,
     eval_transforms: EvalTransform,
+    sampling: Sampling | None = None,
 ) -> DetectionData:
     """A dataset of one's own, in any of the layouts of `find_split`; see `coco_data` for the arguments."""
     paths = {"train": train, "val": val}
@@ -106,6 +111,7 @@ def custom_data(
         pad_to=pad_to,
         train_transforms=train_transforms,
         eval_transforms=eval_transforms,
+        sampling=sampling,
     )
 
 
@@ -122,6 +128,7 @@ def _file_data(
     pad_to: int,
     train_transforms: DetectionTransform,
     eval_transforms: EvalTransform,
+    sampling: Sampling | None = None,
 ) -> DetectionData:
     """The data whose splits `find(split, with_images=...)` finds."""
 
@@ -160,4 +167,5 @@ def _file_data(
         num_workers=num_workers,
         pad_to=pad_to,
         apply_exif=apply_exif,
+        sampling=sampling,
     )

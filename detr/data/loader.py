@@ -18,6 +18,7 @@ from torch.utils.data import DataLoader, Dataset, get_worker_info
 
 from detr.data.collate import collate
 from detr.data.dataset import DetectionDataset, Sample
+from detr.data.epoch_order import EpochOrder, Sampling
 from detr.data.samplers import Draw, EvalSampler, TrainSampler
 from detr.data.workers import WorkerLog, ignore_stop_signals
 from detr.structures import Batch
@@ -156,7 +157,7 @@ class SeededDataset(Dataset[Sample | LoadFailure]):
         np.random.seed(draw.seed % 2**32)  # noqa: NPY002
         random.seed(draw.seed)
         try:
-            return self._dataset[draw.index]
+            return self._dataset.load(draw.index, draw.batch_draw)
         except (ValueError, OSError) as error:
             error.add_note("".join(traceback.format_exception(error)))
             return LoadFailure(error)
@@ -182,6 +183,7 @@ def build_train_loader(
     rank: int = 0,
     world_size: int = 1,
     pin_memory: bool = False,
+    sampling: Sampling | None = None,
 ) -> DetectionLoader:
     """Shuffled full batches for training; the same number on each rank.
 
@@ -194,18 +196,29 @@ def build_train_loader(
         rank: This rank.
         world_size: The number of ranks.
         pin_memory: Put batches into page-locked memory.
+        sampling: Which samples meet in a batch; None: chance alone decides.
 
     Raises:
-        ValueError: The dataset does not fill one batch of all ranks.
+        ValueError: The dataset does not fill one batch of all ranks, or does not know what `sampling` needs.
     """
+    sampling = sampling or Sampling()
     if len(dataset) < batch_size * world_size:
         raise ValueError(
             f"one training step takes {batch_size * world_size} images (batch size {batch_size} x {world_size} "
             f"ranks), but the training set has {len(dataset)}. Lower data.batch_size or add images"
         )
+    order = EpochOrder(
+        len(dataset),
+        seed=seed,
+        step_size=batch_size * world_size,
+        aspects=dataset.aspects() if sampling.group_by_aspect else None,
+        repeat_factors=(
+            None if sampling.repeat_threshold is None else dataset.repeat_factors(sampling.repeat_threshold)
+        ),
+    )
     return DetectionLoader(
         dataset,
-        TrainSampler(len(dataset), seed=seed, rank=rank, world_size=world_size),
+        TrainSampler(order, seed=seed, rank=rank, world_size=world_size, one_scale_a_batch=sampling.one_scale_a_batch),
         batch_size=batch_size,
         num_workers=num_workers,
         pad_to=pad_to,

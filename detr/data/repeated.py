@@ -2,13 +2,14 @@
 
 from typing import Any
 
-from torch.utils.data import Dataset
+import numpy as np
+from numpy.typing import NDArray
 
 from detr.data.dataset import DetectionDataset, Sample
 from detr.structures import ClassTable
 
 
-class RepeatedDataset(Dataset[Sample]):
+class RepeatedDataset:
     """`dataset`, `times` over: an epoch of a small set becomes as long as one of a large set.
 
     Args:
@@ -29,10 +30,16 @@ class RepeatedDataset(Dataset[Sample]):
     def __len__(self) -> int:
         return len(self._dataset) * self._times
 
-    def __getitem__(self, index: int, /) -> Sample:
+    def load(self, index: int, batch_draw: float | None, /) -> Sample:
         if not 0 <= index < len(self):
             raise IndexError(f"sample {index} of {len(self)}")
-        return self._dataset[index % len(self._dataset)]
+        return self._dataset.load(index % len(self._dataset), batch_draw)
+
+    def aspects(self) -> NDArray[np.float64]:
+        return np.tile(self._dataset.aspects(), self._times)
+
+    def repeat_factors(self, threshold: float, /) -> NDArray[np.float64]:
+        return np.tile(self._dataset.repeat_factors(threshold), self._times)
 
     def coco_ground_truth(self) -> dict[str, Any]:
         return self._dataset.coco_ground_truth()

@@ -2,15 +2,15 @@
 
 A sampler yields `Draw`s: the index of a sample together with the seed of its augmentation. The seed depends on
 (run seed, epoch, position in the epoch) alone, so that the same pixels come out whatever the number of workers
-or ranks, and wherever in an epoch a run was resumed.
+or ranks, and wherever in an epoch a run was resumed: skipping k batches is `set_epoch(epoch, start=k * step size)`.
 """
 
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-import numpy as np
-import torch
 from torch.utils.data import Sampler
+
+from detr.data.epoch_order import EpochOrder, seed_of
 
 
 @dataclass(frozen=True)
@@ -20,32 +20,39 @@ class Draw:
     Attributes:
         index: Its index in the dataset.
         seed: What to seed the random generators with before loading it; in [0, 2**63).
+        batch_draw: A random number in [0, 1) that the samples of a step share; None: they share none.
     """
 
     index: int
     seed: int
+    batch_draw: float | None = None
 
 
 class TrainSampler(Sampler[Draw]):
-    """A rank's share of a shuffled epoch.
+    """A rank's share of an epoch.
 
-    The order is a permutation drawn from (seed, epoch). Rank r of W takes its positions r, r + W, r + 2W, ...:
-    one step of W ranks at batch B sees the same samples as one step of one rank at batch W * B. Every rank gets
-    the same number; the up to W - 1 samples at the end of the order sit out this epoch (others the next).
+    Rank r of W takes the positions r, r + W, r + 2W, ... of the order: one step of W ranks at batch B sees the
+    same samples as one step of one rank at batch W * B. Every rank gets the same number; the up to W - 1 samples at
+    the end of the order sit out this epoch (others the next).
 
     Args:
-        num_samples: The length of the dataset.
+        order: Of all samples; its `step_size` is the images that all ranks take together in a step.
         seed: The seed of the run.
         rank: Which share.
         world_size: The number of shares.
+        one_scale_a_batch: Whether the samples of a step share a random number, for their scale.
     """
 
-    def __init__(self, num_samples: int, *, seed: int, rank: int = 0, world_size: int = 1) -> None:
+    def __init__(
+        self, order: EpochOrder, *, seed: int, rank: int = 0, world_size: int = 1, one_scale_a_batch: bool = False
+    ) -> None:
         _check_rank(rank, world_size)
-        self._num_samples = num_samples
+        self._order = order
+        self._num_samples = len(order)
         self._seed = seed
         self._rank = rank
         self._world_size = world_size
+        self._one_scale_a_batch = one_scale_a_batch
         self._epoch = 0
         self._start = 0
 
@@ -70,11 +77,15 @@ class TrainSampler(Sampler[Draw]):
 
     def __iter__(self) -> Iterator[Draw]:
         epoch = self._epoch
-        generator = torch.Generator().manual_seed(_seed_of(self._seed, epoch))
-        order = torch.randperm(self._num_samples, generator=generator)
+        order = self._order.indices(epoch)
         first = self._start + self._rank
         for position in range(first, first + len(self) * self._world_size, self._world_size):
-            yield Draw(int(order[position]), _seed_of(self._seed, epoch, position))
+            batch_draw = self._batch_draw(epoch, position) if self._one_scale_a_batch else None
+            yield Draw(int(order[position]), seed_of(self._seed, epoch, position), batch_draw)
+
+    def _batch_draw(self, epoch: int, position: int) -> float:
+        # a word more than the seeds of samples have, so that none of them is met again
+        return seed_of(self._seed, epoch, position // self._order.step_size, 1) / 2**63
 
 
 class EvalSampler(Sampler[Draw]):
@@ -98,11 +109,6 @@ class EvalSampler(Sampler[Draw]):
     def __iter__(self) -> Iterator[Draw]:
         for index in self._indices:
             yield Draw(index, seed=index)
-
-
-def _seed_of(*parts: int) -> int:
-    """A seed in [0, 2**63) that mixes non-negative integers."""
-    return int(np.random.SeedSequence(parts).generate_state(1, np.uint64)[0]) >> 1
 
 
 def _check_rank(rank: int, world_size: int) -> None:

@@ -157,12 +157,16 @@ class TorchvisionStep:
 
     Args:
         transform: Takes an image, boxes and labels.
+        needs_boxes: Leave images without boxes as they are.
     """
 
-    def __init__(self, transform: v2.Transform) -> None:
+    def __init__(self, transform: v2.Transform, *, needs_boxes: bool = False) -> None:
         self.transform = transform
+        self.needs_boxes = needs_boxes
 
     def __call__(self, image: Tensor, boxes: Boxes, labels: Labels, batch_draw: float | None) -> ImageWithBoxes:
+        if self.needs_boxes and len(boxes) == 0:
+            return image, boxes, labels
         wrapped_boxes = tv_tensors.BoundingBoxes(
             torch.from_numpy(boxes), format=tv_tensors.BoundingBoxFormat.XYXY, canvas_size=image_size(image)
         )

@@ -79,6 +79,10 @@ class SyntheticDataset(Dataset[Sample]):
 
     def __getitem__(self, index: int) -> Sample:
         """Image `index` with its target."""
+        return self.load(index, None)
+
+    def load(self, index: int, batch_draw: float | None) -> Sample:
+        """Image `index` with its target; `batch_draw` is what the images of a batch share."""
         pixels, boxes, labels = self.render(index)
         return make_sample(
             torch.from_numpy(pixels),
@@ -86,7 +90,16 @@ class SyntheticDataset(Dataset[Sample]):
             labels,
             image_id=index + 1,
             transforms=self._transforms,
+            batch_draw=batch_draw,
         )
+
+    def aspects(self) -> NDArray[np.float64]:
+        """(num_images,) width / height of every image: they are square."""
+        return np.ones(len(self))
+
+    def repeat_factors(self, threshold: float) -> NDArray[np.float64]:
+        """(num_images,) ones: no class is rare, each object's is drawn from all."""
+        return np.ones(len(self))
 
     def render(self, index: int) -> tuple[NDArray[np.uint8], NDArray[np.int64], NDArray[np.int64]]:
         """Image `index` before any transform.

@@ -128,3 +128,52 @@ def flip_and_resize(
     """A horizontal flip and the resizing of `EvalTransform`, for training."""
     resize = EvalTransform(size, max_size)
     return DetectionTransform([RandomFlip(flip_probability), *resize.steps])
+
+
+def large_scale_jitter(
+    size: int, scale_range: tuple[float, float] = (0.1, 2.0), flip_probability: float = 0.5
+) -> DetectionTransform:
+    """Large-scale jittering (Copy-Paste paper): fit into a square, scale at random, crop what reaches beyond it.
+
+    Args:
+        size: The side of the square in pixels; images become at most so large.
+        scale_range: The least and the largest scale relative to the size that fits.
+        flip_probability: How often to flip.
+    """
+    low, high = scale_range
+    if not 0 < low <= high:
+        raise ValueError(f"needs 0 < low <= high for scale_range; got {list(scale_range)}")
+    jitter = v2.ScaleJitter((size, size), scale_range=(low, high), antialias=True)
+    return DetectionTransform([RandomFlip(flip_probability), TorchvisionStep(jitter), RandomSizeCrop(size, size)])
+
+
+def strong_augmentation(
+    sizes: Sequence[int],
+    max_size: int | None,
+    photometric_probability: float = 0.5,
+    zoom_out_probability: float = 0.5,
+    iou_crop_probability: float = 0.8,
+    flip_probability: float = 0.5,
+) -> DetectionTransform:
+    """The augmentation of SSD, as RT-DETR trains with it: colours, zooming out, crops that keep boxes, a flip.
+
+    A crop drops the boxes whose centre it does not hold.
+
+    Args:
+        sizes: Short sides of the result in pixels to draw from.
+        max_size: The limit of its long side in pixels.
+        photometric_probability: How often each change of brightness, contrast, saturation, hue and channels.
+        zoom_out_probability: How often to put the image somewhere in a black one of up to four times the sides.
+        iou_crop_probability: How often to crop.
+        flip_probability: How often to flip.
+    """
+    crop = v2.RandomApply([v2.RandomIoUCrop()], p=iou_crop_probability)
+    return DetectionTransform(
+        [
+            v2.RandomPhotometricDistort(p=photometric_probability),
+            v2.RandomZoomOut(p=zoom_out_probability),
+            TorchvisionStep(crop, needs_boxes=True),
+            RandomFlip(flip_probability),
+            ResizeShortSide(sizes, max_size),
+        ]
+    )

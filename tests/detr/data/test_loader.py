@@ -4,7 +4,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from torch.utils.data import Dataset
 from torchvision.transforms import v2
 
 from detr.data import (
@@ -123,7 +122,7 @@ def test_loading_in_this_process_leaves_its_random_numbers_alone():
         assert random.getstate() == expected[2]
 
 
-class DrawingDataset(Dataset):
+class DrawingDataset:
     """Gives away in its boxes what the three generators draw."""
 
     class_table = ClassTable(("a",), (1,))
@@ -131,7 +130,7 @@ class DrawingDataset(Dataset):
     def __len__(self):
         return 8
 
-    def __getitem__(self, index):
+    def load(self, index, batch_draw):
         draws = [float(torch.rand(())), float(np.random.rand()), random.random(), 0.5]  # noqa: NPY002
         target = Target(torch.zeros(1, dtype=torch.int64), torch.tensor([draws]), index, (4, 4))
         return torch.zeros(3, 4, 4, dtype=torch.uint8), target
@@ -205,7 +204,7 @@ def test_a_bad_sample_raises_with_its_own_message_and_no_other(write_dataset, co
 
 def test_a_fault_of_ours_in_a_worker_keeps_its_stack_trace():
     class Broken(DrawingDataset):
-        def __getitem__(self, index):
+        def load(self, index, batch_draw):
             raise KeyError("ours")
 
     with pytest.raises(KeyError, match=r"(?s)Traceback.*ours"):
@@ -234,7 +233,7 @@ def test_collate_pads_at_the_bottom_and_the_right_and_rounds_up():
 
 def test_batches_of_images_without_boxes_load():
     class Empty(DrawingDataset):
-        def __getitem__(self, index):
+        def load(self, index, batch_draw):
             target = Target(torch.zeros(0, dtype=torch.int64), torch.zeros(0, 4), index, (4, 4))
             return torch.zeros(3, 4, 4, dtype=torch.uint8), target
 

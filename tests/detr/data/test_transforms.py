@@ -6,7 +6,14 @@ import torch
 from PIL import Image
 from torchvision.transforms import v2
 
-from detr.data import DetectionTransform, EvalTransform, detr_augmentation, flip_and_resize
+from detr.data import (
+    DetectionTransform,
+    EvalTransform,
+    detr_augmentation,
+    flip_and_resize,
+    large_scale_jitter,
+    strong_augmentation,
+)
 from detr.data.steps import RandomSizeCrop, ResizeShortSide, clip_boxes, resize, resized_size
 
 # (x0, y0, x1, y1), well apart and inside an image 300 high and 500 wide
@@ -45,6 +52,9 @@ TRANSFORMS = {
     "flip and stretch": flip_and_resize((300, 200), None, flip_probability=1.0),
     "detr": detr_augmentation([240, 300, 360], 640, (250, 280), (150, 260)),
     "crop": DetectionTransform([RandomSizeCrop(200, 290)]),
+    "large-scale jitter": large_scale_jitter(400, (0.3, 2.0)),
+    "jitter down": large_scale_jitter(320, (0.4, 0.6)),
+    "zoom out": strong_augmentation([300], None, 0.0, 1.0, 0.0),
 }
 
 
@@ -267,3 +277,66 @@ def test_pixels_stay_interleaved(name):
     out, _, _ = TRANSFORMS[name](image, BOXES.clone(), torch.arange(3))
     assert out.stride(0) == 1
     assert out.stride(2) == 3
+
+
+def test_jitter_reaches_both_ends_of_its_range_and_stays_in_the_square():
+    torch.manual_seed(0)
+    empty = (torch.zeros(0, 4), torch.zeros(0, dtype=torch.int64))
+    transform = large_scale_jitter(200, (0.1, 2.0))
+    sizes = [transform(torch.zeros(3, 100, 160, dtype=torch.uint8), *empty)[0].shape[1:] for _ in range(150)]
+    widths = [w for _, w in sizes]
+    assert max(widths) == 200
+    assert min(widths) < 40
+    assert max(h for h, _ in sizes) == 200
+
+
+def test_crops_that_keep_boxes_keep_them_in_place_and_drop_those_whose_centre_is_cut_off():
+    torch.manual_seed(0)
+    transform = strong_augmentation([300], None, 0.0, 0.0, 1.0, 0.0)
+    num_dropped = num_cropped = 0
+    for _ in range(60):
+        image, boxes, labels = transform(painted(), BOXES.clone(), torch.arange(3))
+        assert_boxes_fit(image, boxes, labels, tolerance=3.0)
+        num_cropped += image.shape[2] != 500
+        num_dropped += 3 - len(labels)
+    assert num_cropped > 30
+    assert num_dropped > 10
+
+
+def test_a_box_is_kept_exactly_where_its_centre_is_in_the_crop():
+    torch.manual_seed(0)
+    transform = strong_augmentation([300], None, 0.0, 0.0, 1.0, 0.5)
+    dots = torch.cat([(BOXES[:, :2] + BOXES[:, 2:]) / 2 - 4, (BOXES[:, :2] + BOXES[:, 2:]) / 2 + 4], dim=1)
+    for _ in range(60):
+        image, _, labels = transform(painted(boxes=dots), BOXES.clone(), torch.arange(3))
+        seen = {channel for channel in range(3) if (image[channel] > 127).any()}
+        assert set(labels.tolist()) <= seen
+        # a dot at the very edge is half in and half out
+        for channel in seen - set(labels.tolist()):
+            x0, y0, x1, y1 = found_box(image[channel]).tolist()
+            assert min(x0, y0, image.shape[2] - x1, image.shape[1] - y1) <= 1
+
+
+def test_colours_change_and_boxes_do_not():
+    torch.manual_seed(0)
+    transform = strong_augmentation([300], None, 1.0, 0.0, 0.0, 0.0)
+    source = painted()
+    source[:, 150:200] = 90
+    for _ in range(5):
+        image, boxes, labels = transform(source, BOXES.clone(), torch.arange(3))
+        assert image.dtype == torch.uint8
+        assert image.shape == source.shape
+        assert not torch.equal(image, source)
+        assert torch.equal(boxes, BOXES)
+        assert labels.tolist() == [0, 1, 2]
+
+
+@pytest.mark.parametrize("transform", [strong_augmentation([100], None, 1.0, 1.0, 1.0), large_scale_jitter(100)])
+def test_strong_augmentations_take_images_without_boxes(transform):
+    torch.manual_seed(0)
+    image, boxes, labels = transform(
+        torch.zeros(3, 60, 80, dtype=torch.uint8), torch.zeros(0, 4), torch.zeros(0, dtype=torch.int64)
+    )
+    assert image.ndim == 3
+    assert boxes.shape == (0, 4)
+    assert labels.shape == (0,)
