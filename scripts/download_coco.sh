@@ -1,22 +1,50 @@
 #!/usr/bin/env bash
-# COCO 2017 (about 20 GB) in the layout that data.root expects.
-#   bash scripts/download_coco.sh /data/coco
-# Needs curl and unzip. Goes on where an interrupted download stopped; skips what is complete.
+# COCO 2017 (20 GB; 40 GB while unpacking) in the layout that data.root expects.
+#   bash scripts/download_coco.sh /data/coco [MIRROR]
+# Needs curl, unzip and md5sum. Started again it goes on where it stopped and skips what is complete. Checksums are
+# those of coco2017.md5 beside this script.
 set -euo pipefail
 
-root="${1:?usage: bash scripts/download_coco.sh FOLDER}"
+root="${1:?usage: bash scripts/download_coco.sh FOLDER [MIRROR]}"
+mirror="${2:-http://images.cocodataset.org}"
+checksums="$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)/coco2017.md5"
 mkdir -p "$root"
 cd "$root"
 
-fetch() { # URL, and a file that exists once it is unpacked
-    local archive="${1##*/}"
-    [[ -e "$2" ]] && return
-    curl --fail --location --continue-at - --output "$archive" "$1"
-    unzip -q -o "$archive"
-    rm "$archive"
+is_whole() { # ARCHIVE, CHECKSUM
+    [[ -f "$1" ]] && echo "$2  $1" | md5sum --check --status
 }
 
-fetch http://images.cocodataset.org/annotations/annotations_trainval2017.zip annotations/instances_val2017.json
-fetch http://images.cocodataset.org/zips/val2017.zip val2017/000000000139.jpg
-fetch http://images.cocodataset.org/zips/train2017.zip train2017/000000000009.jpg
+while read -r checksum path; do
+    archive="${path##*/}"
+    folder="${archive%.zip}"                # train2017.zip holds train2017/
+    folder="${folder/annotations_*/annotations}"
+    if [[ -d "$folder" ]]; then
+        echo "$folder: complete"
+        continue
+    fi
+    if ! is_whole "$archive" "$checksum"; then
+        status=0
+        answer="$(curl --fail --location --continue-at - --write-out '%{http_code}' --output "$archive" \
+            "$mirror/$path")" || status=$?
+        if ! is_whole "$archive" "$checksum"; then
+            # 416: there is nothing beyond what is here, which is wrong
+            if [[ $status == 0 || "$answer" == 416 ]]; then
+                rm -f "$archive"
+                echo "error: $mirror/$path does not have the MD5 $checksum, so it was deleted. Run this again," \
+                    "or try another MIRROR" >&2
+            else
+                echo "error: the download of $mirror/$path was interrupted (curl: $status, HTTP $answer)." \
+                    "Run this again to go on" >&2
+            fi
+            exit 1
+        fi
+    fi
+    # a folder of the final name is a complete one
+    rm -rf .unpacking
+    unzip -q "$archive" -d .unpacking
+    mv ".unpacking/$folder" "$folder"
+    rm -rf .unpacking "$archive"
+    echo "$folder: downloaded"
+done < "$checksums"
 echo "COCO 2017 is in $root: use data.root=$root"
