@@ -20,10 +20,10 @@ class SignalledDataset(SyntheticDataset):
 
     number = signal.SIGKILL
 
-    def __getitem__(self, index: int) -> Any:
+    def load(self, index: int, batch_draw: float | None) -> Any:
         if index == 3:
             os.kill(os.getpid(), self.number)
-        return super().__getitem__(index)
+        return super().load(index, batch_draw)
 
 
 def make_loader(number: signal.Signals) -> DetectionLoader:

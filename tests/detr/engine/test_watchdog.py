@@ -75,18 +75,18 @@ def test_a_run_that_hangs_says_in_what(
     trainer: Callable[..., Any], tmp_path: Path, caplog: pytest.LogCaptureFixture, capfd: pytest.CaptureFixture[str]
 ):
     run = trainer(tmp_path, epochs=1, hang_s=1.0)
-    load = run.train_loader.dataset.__class__.__getitem__
+    load = run.train_loader.dataset.__class__.load
     release = threading.Event()
 
-    def hang(dataset: Any, index: int) -> Any:
+    def hang(dataset: Any, index: int, batch_draw: float | None) -> Any:
         if run.progress.global_step == 1:
             release.wait()
-        return load(dataset, index)
+        return load(dataset, index, batch_draw)
 
     timer = threading.Thread(target=lambda: (wait_for(lambda: caplog.records), release.set()))
     timer.start()
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(run.train_loader.dataset.__class__, "__getitem__", hang)
+        patch.setattr(run.train_loader.dataset.__class__, "load", hang)
         run.fit()
     timer.join()
     assert "rank 0 has been in data after step 1" in caplog.records[0].message
