@@ -15,6 +15,7 @@ from detr.data.annotations import CocoAnnotations, LabelMap
 from detr.data.dataset import Sample, make_sample
 from detr.data.epoch_order import repeat_factors
 from detr.data.faults import FaultyAnnotations, FaultyImages, listed
+from detr.data.image_cache import ImageCache
 from detr.data.image_files import load_checked, missing_files, sound_images
 from detr.data.image_health import image_faults
 from detr.data.images import read_image_size
@@ -81,6 +82,7 @@ class CocoDataset(Dataset[Sample]):
             "error", where one is met, or "skip", which decodes all of them beforehand and leaves the faulty ones
             out, of training as of the ground truth.
         num_threads: How many images "skip" decodes at once.
+        cache_dir: Folder in which decoded images are kept; None: nowhere.
 
     Attributes:
         class_table: The classes, by label.
@@ -104,6 +106,7 @@ class CocoDataset(Dataset[Sample]):
         faulty_annotations: FaultyAnnotations = "error",
         faulty_images: FaultyImages = "error",
         num_threads: int = 1,
+        cache_dir: str | Path | None = None,
     ) -> None:
         if not isinstance(annotations, CocoAnnotations):
             annotations = load_coco_annotations(annotations, need_annotations=training, faulty=faulty_annotations)
@@ -111,6 +114,7 @@ class CocoDataset(Dataset[Sample]):
         self._images = Path(images).expanduser()
         self._transforms = transforms
         self._apply_exif = apply_exif
+        self._cache = None if cache_dir is None else ImageCache(cache_dir)
         if faulty_images == "skip":
             annotations = self._without_faulty_images(annotations, num_threads)
         else:
@@ -150,7 +154,7 @@ class CocoDataset(Dataset[Sample]):
         """
         image_id = int(self._annotations.image_ids[index])
         h, w = self._annotations.image_sizes[index].tolist()
-        image = load_checked(self.image_path(index), image_id, (h, w), apply_exif=self._apply_exif)
+        image = load_checked(self.image_path(index), image_id, (h, w), apply_exif=self._apply_exif, cache=self._cache)
         rows = slice(self._first_box[index], self._first_box[index + 1])
         return make_sample(
             image,

@@ -30,6 +30,7 @@ def coco_data(
     faulty_annotations: FaultyAnnotations = "error",
     faulty_images: FaultyImages = "error",
     sampling: Sampling | None = None,
+    cache_dir: str | None = None,
 ) -> DetectionData:
     """A COCO-format dataset: under one root, or file by file.
 
@@ -49,6 +50,7 @@ def coco_data(
         faulty_annotations: See `CocoDataset`.
         faulty_images: See `CocoDataset`.
         sampling: Which training samples meet in a batch; None: chance alone decides.
+        cache_dir: See `CocoDataset`.
     """
     paths = {"train": train, "val": val}
 
@@ -71,6 +73,7 @@ def coco_data(
         train_transforms=train_transforms,
         eval_transforms=eval_transforms,
         sampling=sampling,
+        cache_dir=cache_dir,
     )
 
 
@@ -89,6 +92,7 @@ def custom_data(
     train_transforms: DetectionTransform,
     eval_transforms: EvalTransform,
     sampling: Sampling | None = None,
+    cache_dir: str | None = None,
 ) -> DetectionData:
     """A dataset of one's own, in any of the layouts of `find_split`; see `coco_data` for the arguments."""
     paths = {"train": train, "val": val}
@@ -112,6 +116,7 @@ def custom_data(
         train_transforms=train_transforms,
         eval_transforms=eval_transforms,
         sampling=sampling,
+        cache_dir=cache_dir,
     )
 
 
@@ -129,6 +134,7 @@ def _file_data(
     train_transforms: DetectionTransform,
     eval_transforms: EvalTransform,
     sampling: Sampling | None = None,
+    cache_dir: str | None = None,
 ) -> DetectionData:
     """The data whose splits `find(split, with_images=...)` finds."""
 
@@ -152,6 +158,7 @@ def _file_data(
             apply_exif=apply_exif,
             faulty_images=faulty_images,
             num_threads=num_workers,
+            cache_dir=cache_dir,
         )
 
     def open_val_ground_truth() -> dict[str, Any]:

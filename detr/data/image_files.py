@@ -10,6 +10,7 @@ from torch import Tensor
 
 from detr.data.annotations import CocoAnnotations, PackedStrings
 from detr.data.faults import Fault
+from detr.data.image_cache import ImageCache
 from detr.data.images import read_image
 
 
@@ -53,7 +54,9 @@ def leaves_folder(name: str) -> bool:
     return os.path.isabs(name) or relative == ".." or relative.startswith(f"..{os.sep}") or "\0" in name
 
 
-def load_checked(path: Path, image_id: int, size: tuple[int, int], *, apply_exif: bool) -> Tensor:
+def load_checked(
+    path: Path, image_id: int, size: tuple[int, int], *, apply_exif: bool, cache: ImageCache | None = None
+) -> Tensor:
     """The image (3, h, w) uint8 RGB, which must have the (h, w) that the annotations give.
 
     Args:
@@ -61,13 +64,14 @@ def load_checked(path: Path, image_id: int, size: tuple[int, int], *, apply_exif
         image_id: Its id, for messages.
         size: (h, w) in pixels; (-1, -1) takes any.
         apply_exif: See `read_image`.
+        cache: Where decoded images are kept; None: nowhere.
 
     Raises:
         ValueError: The image is unreadable or, as `ImageSizeError`, of another size.
         FileNotFoundError: It is not there.
     """
     try:
-        image = read_image(path, apply_exif=apply_exif)
+        image = (read_image if cache is None else cache.read)(path, apply_exif=apply_exif)
     except ValueError as error:
         raise ValueError(f"image {image_id}: {error}") from error
     found = (image.shape[1], image.shape[2])
