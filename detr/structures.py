@@ -83,6 +83,16 @@ class ImageBatch:
             padded[:, : image.shape[1], : image.shape[2]].copy_(image)
         return cls(pixels, _padding_mask(sizes, H, W), sizes)
 
+    @classmethod
+    def from_padded(cls, pixels: Tensor, sizes: Tensor) -> Self:
+        """Images that are padded already.
+
+        Args:
+            pixels: (N, 3, H, W) uint8 RGB, padded at the bottom and the right, on the CPU.
+            sizes: (N, 2) int64, (h, w) of each image without its padding.
+        """
+        return cls(pixels, _padding_mask(sizes, pixels.shape[2], pixels.shape[3]), sizes)
+
     def __len__(self) -> int:
         return self.pixels.shape[0]
 

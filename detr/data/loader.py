@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from torch.utils.data import DataLoader, Dataset, get_worker_info
 
-from detr.data.collate import collate
+from detr.data.collate import PackedBatch, collate
 from detr.data.dataset import DetectionDataset, Sample
 from detr.data.epoch_order import EpochOrder, Sampling
 from detr.data.samplers import Draw, EvalSampler, TrainSampler
@@ -97,7 +97,7 @@ class DetectionLoader:
             for batch in self._batches:
                 if isinstance(batch, LoadFailure):
                     raise batch.error
-                yield batch
+                yield batch.unpack() if isinstance(batch, PackedBatch) else batch
 
     @contextmanager
     def naming_dead_workers(self) -> Iterator[None]:
@@ -163,14 +163,14 @@ class SeededDataset(Dataset[Sample | LoadFailure]):
             return LoadFailure(error)
 
 
-def collate_or_fail(samples: Sequence[Sample | LoadFailure], pad_to: int) -> Batch | LoadFailure:
-    """The batch of `samples`, or the first failure among them."""
+def collate_or_fail(samples: Sequence[Sample | LoadFailure], pad_to: int) -> PackedBatch | LoadFailure:
+    """The batch of `samples`, ready to be sent, or the first failure among them."""
     loaded = []
     for sample in samples:
         if isinstance(sample, LoadFailure):
             return sample
         loaded.append(sample)
-    return collate(loaded, pad_to)
+    return PackedBatch.pack(collate(loaded, pad_to))
 
 
 def build_train_loader(

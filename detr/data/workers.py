@@ -3,6 +3,7 @@
 import os
 import re
 import signal
+import threading
 
 import torch
 from torch.utils.data import get_worker_info
@@ -51,10 +52,22 @@ def ignore_stop_signals(worker_id: int) -> None:
     """For a worker: the main process decides when it ends.
 
     Schedulers signal every process of a job. Workers that died of it would take the checkpoint with them that the
-    main process then makes.
+    main process then makes. A SIGTERM of the main process itself still ends a worker: Python sends one to those that
+    are left when it exits, and waits for them.
     """
-    for number in (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT):
+    for number in (signal.SIGUSR1, signal.SIGINT):
         signal.signal(number, signal.SIG_IGN)
+    if not hasattr(signal, "sigwaitinfo"):
+        # without it nobody can tell whose signal it is
+        return
+    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
+    threading.Thread(target=_exit_when_told_by, args=(os.getppid(),), daemon=True).start()
+
+
+def _exit_when_told_by(parent: int) -> None:
+    while signal.sigwaitinfo({signal.SIGTERM}).si_pid != parent:
+        pass
+    os._exit(0)
 
 
 def _describe(dataset: DetectionDataset, index: int) -> str:

@@ -1,3 +1,4 @@
+import pickle
 import random
 from pathlib import Path
 
@@ -16,6 +17,7 @@ from detr.data import (
     collate,
     detr_augmentation,
 )
+from detr.data.collate import PackedBatch
 from detr.structures import ClassTable, Target
 
 
@@ -229,6 +231,30 @@ def test_collate_pads_at_the_bottom_and_the_right_and_rounds_up():
         assert not pixels[:, :, w:].any()
         assert batched is target
     assert collate(samples[:1], pad_to=1).images.pixels.shape[2:] == samples[0][0].shape[1:]
+
+
+@pytest.mark.parametrize("pin_memory", [False, True])
+def test_a_packed_batch_is_the_batch_again(pin_memory):
+    dataset = augmented(4)
+    batch = collate([dataset[index] for index in range(4)], pad_to=8)
+    packed = pickle.loads(pickle.dumps(PackedBatch.pack(batch)))
+    if pin_memory:
+        if not torch.cuda.is_available():
+            pytest.skip("page-locked memory needs a GPU")
+        again = packed.pin_memory()
+        assert again.images.pixels.is_pinned()
+    else:
+        again = packed.unpack()
+    assert torch.equal(again.images.pixels, batch.images.pixels)
+    assert torch.equal(again.images.padding_mask, batch.images.padding_mask)
+    assert torch.equal(again.images.sizes, batch.images.sizes)
+    for found, expected in zip(again.targets, batch.targets, strict=True):
+        assert torch.equal(found.boxes, expected.boxes)
+        assert torch.equal(found.labels, expected.labels)
+        assert (found.image_id, found.orig_size) == (expected.image_id, expected.orig_size)
+    # one tensor crosses, whatever the number of images
+    tensors = [value for value in vars(packed).values() if isinstance(value, torch.Tensor)]
+    assert len(tensors) == 1
 
 
 def test_batches_of_images_without_boxes_load():

@@ -2,6 +2,8 @@
 
 import os
 import signal
+import subprocess
+import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -66,3 +68,19 @@ def test_the_file_of_the_sample_is_named(tmp_path: Path):
     assert f"sample 1 ({dataset.image_path(1)})" in message
     assert log.explain(RuntimeError("DataLoader worker (pid(s) 78) exited unexpectedly"), dataset) is None
     assert log.explain(RuntimeError("pid 77 and something else"), dataset) is None
+
+
+def test_a_program_that_ends_with_workers_alive_does_end(tmp_path: Path):
+    """Python waits at its exit for workers that it has sent SIGTERM."""
+    script = tmp_path / "unfinished.py"
+    script.write_text(
+        "from detr.data import EvalTransform, SyntheticDataset, build_val_loader\n"
+        "data = SyntheticDataset('val', EvalTransform(None, None), num_images=40, size=64)\n"
+        "loader = build_val_loader(data, batch_size=1, num_workers=2, pad_to=1)\n"
+        "batches = iter(loader)\n"
+        "next(batches)\n"
+        "print('ends', flush=True)\n"
+    )
+    finished = subprocess.run([sys.executable, script], capture_output=True, text=True, timeout=90, check=False)
+    assert finished.returncode == 0, finished.stderr
+    assert finished.stdout == "ends\n"
