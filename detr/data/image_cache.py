@@ -45,7 +45,7 @@ class ImageCache:
             self._write(file, image.permute(1, 2, 0).numpy())
             return image
         # private: a transform that writes into its image changes its own copy
-        pixels = np.load(file, mmap_mode="c")  # (h, w, 3)
+        pixels = np.lib.format.open_memmap(file, mode="c")  # (h, w, 3)
         return torch.from_numpy(pixels).permute(2, 0, 1)
 
     def _write(self, file: Path, pixels: np.ndarray) -> None:
