@@ -5,6 +5,7 @@ import logging
 import math
 import os
 import sys
+import zlib
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any, TypeVar, cast
@@ -74,11 +75,31 @@ def hydra_tool(
 
 def start_process(cfg: DictConfig) -> DistributedContext:
     """Join the ranks and seed them alike; ranks above 0 say warnings only."""
+    if "SUBMITIT_EXECUTOR" in os.environ and "RANK" not in os.environ:
+        os.environ.update(submitit_ranks())
     context = init_distributed(cfg.device)
     if context.rank > 0:
         logging.getLogger().setLevel(logging.WARNING)
     seed_everything(cfg.seed, rank=0)
     return context
+
+
+def submitit_ranks() -> dict[str, str]:
+    """What torchrun sets for its processes, for the tasks of a submitit job; nothing for a single task."""
+    import submitit
+
+    job = submitit.JobEnvironment()
+    if job.num_tasks == 1:
+        return {}
+    # the same on every task of a job, and seldom that of another job on the machine
+    port = 20000 + zlib.crc32(job.job_id.encode()) % 20000
+    return {
+        "RANK": str(job.global_rank),
+        "LOCAL_RANK": str(job.local_rank),
+        "WORLD_SIZE": str(job.num_tasks),
+        "MASTER_ADDR": job.hostnames[0],
+        "MASTER_PORT": str(port),
+    }
 
 
 def on_rank_zero(make: Callable[[], T]) -> T:

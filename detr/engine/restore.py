@@ -60,6 +60,11 @@ def resume(
         FileNotFoundError: There is no such file.
         ValueError: It is damaged, or of other classes, another model or another optimizer.
     """
+    if context.rank > 0 and not path.is_file():
+        raise FileNotFoundError(
+            f"rank {context.rank} does not see {path.absolute()}, from which rank 0 goes on; ranks on several machines "
+            "need output_dir on a file system that all of them share"
+        )
     checkpoint = load_checkpoint(path)
     _require_same_classes(checkpoint.class_table, class_table, path)
     restore(state, checkpoint, source=str(path))

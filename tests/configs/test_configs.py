@@ -118,7 +118,7 @@ def test_an_experiment_says_how_it_is_run(experiment: str):
     [
         (path.parent.name, path.stem)
         for path in sorted(CONFIG_DIR.glob("*/*.yaml"))
-        if path.parent.name not in ("experiment", "local", "hydra")
+        if path.parent.name not in ("experiment", "local", "hydra", "sweep")
     ],
 )
 def test_every_option_composes(group: str, choice: str):

@@ -111,3 +111,16 @@ def test_collectives_of_two_ranks(tmp_path: Path, repository: Path):
         assert report["broadcast from 1"] == 1
     assert reports[0]["gathered"] == ["", "x" * 1000]
     assert reports[1]["gathered"] == []
+
+
+def test_ranks_that_torchrun_starts_again_find_each_other(repository: Path):
+    # the store still holds where the dead ones listened: without a prefix of each attempt the new ones hang
+    finished = subprocess.run(
+        [sys.executable, str(Path(__file__).with_name("restarted_ranks.py"))],
+        env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(repository)},
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert finished.returncode == 0, finished.stderr

@@ -175,3 +175,11 @@ def test_other_ranks_go_on_at_the_same_images_and_say_what_changes(
     # four batches of the second epoch are left: the rates fall where the epochs end, whatever the pace was
     state.schedule.seek(1, 4)
     assert state.schedule.num_steps == 8
+
+
+def test_a_rank_that_does_not_see_the_checkpoint_says_so(
+    train_state: Callable[..., Any], data: Callable[..., Any], tmp_path: Path
+):
+    context = DistributedContext(rank=9, local_rank=1, world_size=16, device=torch.device("cpu"))
+    with pytest.raises(FileNotFoundError, match=r"rank 9 does not see .*last\.pt.* all of them share"):
+        resume(train_state(), tmp_path / "last.pt", class_table=data().class_table, context=context)
