@@ -11,6 +11,7 @@ from typing import Self
 import numpy as np
 import torch
 from torch import Tensor
+from torch.compiler import is_exporting
 
 
 @dataclass(frozen=True)
@@ -49,9 +50,9 @@ class ImageBatch:
                 f"ImageBatch.sizes must be int64 (h, w) of shape {(N, 2)}; got {self.sizes.dtype} of shape "
                 f"{tuple(self.sizes.shape)}"
             )
-        if self.padding_mask.device.type == self.sizes.device.type == "cpu" and not _is_padding_mask(
-            self.padding_mask, self.sizes
-        ):
+        # an export has shapes and no values
+        has_values = self.padding_mask.device.type == self.sizes.device.type == "cpu" and not is_exporting()
+        if has_values and not _is_padding_mask(self.padding_mask, self.sizes):
             raise ValueError(
                 "ImageBatch.padding_mask does not fit ImageBatch.sizes: images must sit in the top left corner "
                 "and be padded at the bottom and the right (True = padding). Build it with ImageBatch.from_images"

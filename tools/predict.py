@@ -1,8 +1,10 @@
-"""Detect on an image or a folder of images with a trained checkpoint.
+"""Detect on images with a trained checkpoint.
 
     python tools/predict.py checkpoint=outputs/NAME/best.pt source=photos/ [threshold=0.5]
+    python tools/predict.py checkpoint=outputs/NAME/best.pt source='photos/**/*.jpg' classes=[person,dog] batch_size=8
 
-Writes predictions.json (COCO result format with names) and the images with their boxes drawn to `output_dir`.
+Writes predictions.json (COCO result format with names), images.json (image ids, and files that could not be read) and
+the images with their boxes drawn to `output_dir`. A bad file is reported and skipped.
 The keys are those of configs/predict.yaml.
 """
 
@@ -10,7 +12,15 @@ from hydra.utils import instantiate
 from omegaconf import DictConfig
 
 from detr.engine.checkpoint import load_checkpoint
-from detr.engine.predict import find_images, predict, require_other_folder, write_predictions
+from detr.engine.predict import (
+    IMAGES,
+    Skipped,
+    class_labels,
+    find_images,
+    predict,
+    require_other_folder,
+    write_predictions,
+)
 from detr.engine.run_folder import PREDICTIONS, open_result_folder, write_config
 from detr.evaluation import PostProcess
 from detr.telemetry.loggers import ConsoleLogger
@@ -34,9 +44,12 @@ def main(cfg: DictConfig) -> None:
     precision = instantiate(cfg.precision)
     precision.prepare(context.device)
     model = build_detector(checkpoint, kernel=cfg.kernel, source=cfg.checkpoint, device=context.device)
+    names = checkpoint.class_table.names
+    labels = None if cfg.classes is None else class_labels(names, [str(name) for name in cfg.classes])
     print_start(cfg, context, checkpoint=cfg.checkpoint, images=len(paths), output=folder)
 
     write_config(folder, config)
+    skipped: list[Skipped] = []
     predictions = predict(
         model,
         ConsoleLogger().track(paths, "predict"),
@@ -46,9 +59,15 @@ def main(cfg: DictConfig) -> None:
         batch_size=cfg.batch_size,
         precision=precision,
         device=context.device,
+        labels=labels,
+        skipped=skipped,
     )
-    num_images, num_detections = write_predictions(predictions, folder, checkpoint.class_table)
+    num_images, num_detections = write_predictions(
+        predictions, folder, checkpoint.class_table, draw=cfg.draw, skipped=skipped
+    )
     print(f"{folder / PREDICTIONS}: {num_detections} detections of at least {cfg.threshold} on {num_images} images")
+    if skipped:
+        print(f"{len(skipped)} files were left out, first {skipped[0].path}; {folder / IMAGES} says why")
 
 
 if __name__ == "__main__":

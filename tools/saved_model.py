@@ -13,7 +13,7 @@ from torch import nn
 import detr.data
 import detr.models
 from detr.engine.checkpoint import Checkpoint
-from detr.engine.weights import load_weights
+from detr.engine.saved_model import build_saved_detector
 
 # what the configuration in a checkpoint may build: a file from elsewhere must not choose what runs here
 BUILDABLE = frozenset(
@@ -33,14 +33,8 @@ def build_detector(checkpoint: Checkpoint, *, kernel: DictConfig, source: str, d
     Raises:
         ValueError: Its configuration builds something that is no part of the model, or its weights do not fit.
     """
-    config = dict(checkpoint.config["model"])
-    require_buildable(config, source)
-    # the weights come from the checkpoint, not from a download or another file
-    config["backbone"] = {**config["backbone"], "pretrained": False}
-    config["kernel"] = kernel
-    model = instantiate(OmegaConf.create(config), num_classes=checkpoint.class_table.num_classes)
-    load_weights(model, checkpoint.weights, reset_head=False, source=source)
-    return model.to(device).eval()
+    require_buildable(checkpoint.config["model"], source)
+    return build_saved_detector(checkpoint, kernel=instantiate(kernel), source=source, device=device)
 
 
 def data_config(cfg: DictConfig, checkpoint: Checkpoint) -> DictConfig:

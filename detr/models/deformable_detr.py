@@ -81,7 +81,7 @@ class DeformableDETR(nn.Module):
         if isinstance(self.queries, ProposalQueries):
             initial = self.queries(memory, levels, self.heads)
         else:
-            initial = self.queries(len(memory))
+            initial = self.queries(memory.shape[0])
         states, boxes = self.decoder(
             initial.queries,
             initial.query_pos,

@@ -1,6 +1,7 @@
 """Weights of other codebases from the command line."""
 
 import argparse
+import json
 from collections.abc import Callable
 from pathlib import Path
 
@@ -11,6 +12,7 @@ from PIL import Image
 from detr.checkpoints.convert import export_state
 from detr.checkpoints.files import read_tensors
 from detr.engine.checkpoint import load_checkpoint
+from detr.engine.saved_model import Predictor
 from detr.models import Backbone, deformable_detr
 
 Tool = Callable[..., str]
@@ -59,6 +61,17 @@ def test_there_and_back_and_used(tool: Tool, refused: Tool, file: Path, tmp_path
     assert checkpoint.class_table.category_ids[79] == 90
     Image.new("RGB", (70, 50), "navy").save(tmp_path / "a.png")
     tool("predict", "checkpoint=outputs/named/imported.pt", "source=a.png", "threshold=0", "device=cpu")
+    # the same detections in three lines of Python
+    rows = json.loads((tmp_path / "outputs" / "predict" / "predictions.json").read_text())
+    predictor = Predictor(imported.parent.parent / "named" / "imported.pt", device="cpu")
+    found = predictor("a.png", threshold=0)
+    assert [each.category_id for each in found[: len(rows)]] == [row["category_id"] for row in rows]
+    assert [each.name for each in found[: len(rows)]] == [row["category_name"] for row in rows]
+    x, y, w, h = rows[0]["bbox"]
+    assert found[0].box == pytest.approx((x, y, x + w, y + h), abs=1e-3)
+    assert found[0].score == pytest.approx(rows[0]["score"], abs=1e-5)
+    only = predictor(torch.zeros(3, 50, 70, dtype=torch.uint8), threshold=0, classes=[rows[0]["category_name"]])
+    assert {each.name for each in only} == {rows[0]["category_name"]}
     assert "give another name=" in refused("import_weights", "source=original", f"file={file}", *MODEL, "name=named")
 
 

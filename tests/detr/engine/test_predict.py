@@ -1,3 +1,4 @@
+import csv
 import json
 import logging
 from collections.abc import Callable
@@ -12,7 +13,14 @@ from torch import nn
 
 from detr.engine.evaluate import detect, evaluate
 from detr.engine.precision import Precision
-from detr.engine.predict import find_images, predict, require_other_folder, write_predictions
+from detr.engine.predict import (
+    Skipped,
+    class_labels,
+    find_images,
+    predict,
+    require_other_folder,
+    write_predictions,
+)
 from detr.evaluation import CocoEvaluator, PostProcess
 from detr.structures import ClassTable, Detections, DetectorOutput, ImageBatch
 
@@ -172,3 +180,74 @@ def test_detection_keeps_no_graph(detector: Callable[..., Any], batches: Callabl
     [found] = detect(detector().eval(), batches([[1]])[0], PostProcess(5), precision=Precision(), device=CPU)
     assert not found.boxes.requires_grad
     assert len(found.scores) == 5
+
+
+def test_folders_that_look_like_images_and_patterns(photos: Path):
+    (photos / "x.jpg").mkdir()
+    Image.new("RGB", (8, 8)).save(photos / "x.jpg" / "inside.jpg")
+    assert [path.name for path in find_images(photos)] == ["a.png", "b.jpg", "b.png", "broken.jpg"]
+    assert [path.name for path in find_images(f"{photos}/*.jpg")] == ["b.jpg", "broken.jpg"]
+    assert [path.name for path in find_images(f"{photos}/**/*.jpg")] == ["b.jpg", "broken.jpg", "inside.jpg"]
+    with pytest.raises(FileNotFoundError, match="fits 1 files, none of them an image"):
+        find_images(f"{photos}/*.txt")
+    (photos / "clip.MP4").write_bytes(b"")
+    with pytest.raises(ValueError, match="ffmpeg"):
+        find_images(photos / "clip.MP4")
+
+
+def test_classes_by_name(photos: Path):
+    names = ("cat", "dog", "")
+    assert class_labels(names, ["dog"]) == [1]
+    with pytest.raises(ValueError, match="did you mean cat"):
+        class_labels(names, ["cats"])
+    [prediction] = run([photos / "b.jpg"], min_score=0.1, labels=[0])
+    assert prediction.detections.labels.tolist() == [0]
+
+
+class Picky(LeftHalf):
+    """Refuses batches with an image of a small height, as two-stage models do with few feature cells."""
+
+    def forward(self, images: ImageBatch) -> DetectorOutput:
+        if int(images.sizes.min()) < 30:
+            raise ValueError("too few tokens")
+        return super().forward(images)
+
+
+def test_files_that_vanish_or_do_not_fit_cost_only_themselves(photos: Path, tmp_path: Path):
+    Image.new("RGB", (20, 20)).save(photos / "c.png")
+    paths = [*find_images(photos), photos / "gone.png"]
+    skipped: list[Skipped] = []
+    options = {"min_score": 0.5, "batch_size": 3, "precision": Precision(), "device": CPU}
+    preprocessing = {**PREPROCESSING, "resize": {"size": None, "max_size": None}}
+    predictions = predict(Picky(), paths, PostProcess(), preprocessing=preprocessing, skipped=skipped, **options)
+    counts = write_predictions(predictions, tmp_path / "out", ClassTable(("a", "b", "c"), (1, 2, 3)), skipped=skipped)
+    assert counts == (3, 3)
+    content = json.loads((tmp_path / "out" / "images.json").read_text())
+    assert [Path(image["file_name"]).name for image in content["images"]] == ["a.png", "b.jpg", "b.png"]
+    assert content["images"][1] | {"file_name": ""} == {"id": 2, "file_name": "", "width": 80, "height": 40}
+    assert [Path(each["file_name"]).name for each in content["skipped"]] == ["broken.jpg", "gone.png", "c.png"]
+    assert "too few tokens" in content["skipped"][2]["reason"]
+
+
+def test_pictures_of_equal_names_are_all_kept(photos: Path, tmp_path: Path):
+    for folder in ("one", "two", "three"):
+        (photos / folder).mkdir()
+        Image.new("RGB", (40, 40)).save(photos / folder / "b.jpg")
+    paths = find_images(f"{photos}/*/b.jpg")
+    assert len(paths) == 3
+    write_predictions(iter(run(paths)), tmp_path / "out", ClassTable(("a", "b", "c"), (1, 2, 3)))
+    assert len(list((tmp_path / "out").glob("*.png"))) == 3
+    write_predictions(iter(run(paths)), tmp_path / "plain", ClassTable(("a", "b", "c"), (1, 2, 3)), draw=False)
+    assert not list((tmp_path / "plain").glob("*.png"))
+
+
+def test_odd_images(shared_dir: Path, tmp_path: Path):
+    folder = shared_dir / "data" / "odd-images" / "images"
+    with (folder.parent / "manifest.csv").open(newline="") as file:
+        readable = {row["file"] for row in csv.DictReader(file) if row["convert_rgb"] == "ok"}
+    skipped: list[Skipped] = []
+    paths = find_images(folder)
+    predictions = run(paths, batch_size=4, skipped=skipped)
+    assert not readable & {each.path.name for each in skipped}
+    assert len(predictions) + len(skipped) == len(paths)
+    assert {"broken.png", "truncated_image.png"} <= {each.path.name for each in skipped}

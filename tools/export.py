@@ -1,0 +1,66 @@
+"""A trained checkpoint as one file that runs without this project: ONNX, torch.export or AOTInductor.
+
+    python tools/export.py checkpoint=outputs/NAME/best.pt format=onnx
+
+Writes the model, and model.json with its classes, sizes and preprocessing, to `output_dir`; compares its detections
+with those of the checkpoint and prints how to run it. The keys are those of configs/export.yaml.
+"""
+
+from typing import get_args
+
+import torch
+from omegaconf import DictConfig, OmegaConf
+
+from detr.engine.checkpoint import Checkpoint, load_checkpoint
+from detr.engine.export import (
+    SUFFIXES,
+    ExportableDetector,
+    ExportFormat,
+    check_exported,
+    load_exported,
+    milliseconds_an_image,
+    trace,
+    write_program,
+)
+from detr.engine.export_usage import describe_export, exported_size, usage
+from detr.engine.run_folder import open_result_folder, write_config, write_json
+from tools.launcher import hydra_tool, resolved
+from tools.saved_model import build_detector
+
+MODEL_INFO = "model.json"
+
+
+@hydra_tool("export")
+def main(cfg: DictConfig) -> None:
+    if cfg.checkpoint is None or cfg.format not in get_args(ExportFormat):
+        raise ValueError(
+            f"tools/export.py needs checkpoint=FILE and format= one of {', '.join(get_args(ExportFormat))}; got "
+            f"checkpoint={cfg.checkpoint} and format={cfg.format}"
+        )
+    config = resolved(cfg)
+    folder = open_result_folder(cfg.output_dir, config)
+    checkpoint: Checkpoint = load_checkpoint(cfg.checkpoint)
+    height, width = exported_size(checkpoint.preprocessing, cfg.height, cfg.width)
+    # the plain PyTorch form of the attention, which every runtime knows
+    kernel = OmegaConf.create({"_target_": "ops.KernelConfig", "backend": "reference"})
+    model = build_detector(checkpoint, kernel=kernel, source=cfg.checkpoint, device=torch.device("cpu"))
+    detector = ExportableDetector(model, cfg.top_k)
+    write_config(folder, config)
+    path = folder / f"model{SUFFIXES[cfg.format]}"
+    print(f"tracing {cfg.checkpoint} at {height} x {width}, any number of images at once", flush=True)
+    write_program(trace(detector, height, width), cfg.format, path)
+    write_json(folder / MODEL_INFO, describe_export(checkpoint, height, width, cfg.top_k))
+    print(f"wrote {path} ({path.stat().st_size / 2**20:.0f} MiB) and {folder / MODEL_INFO}", flush=True)
+    try:
+        run = load_exported(cfg.format, path)
+    except ImportError as error:
+        print(f"not compared with the checkpoint: {error}")
+    else:
+        score, box = check_exported(detector, run, height, width)
+        print(f"compared with the checkpoint on noise: scores within {score:.0e}, boxes within {box:.0e} of the image")
+        print(f"{milliseconds_an_image(run, height, width):.0f} ms an image on this CPU")
+    print(f"\nTo run it:\n\n{usage(cfg.format, path, height, width)}")
+
+
+if __name__ == "__main__":
+    main()
