@@ -158,7 +158,9 @@ def test_the_fast_preset_differs_in_what_its_header_names():
     differences = config_differences(parity, fast)
     # the model and the data repeat what the groups say
     keys = {line.partition(":")[0] for line in differences if not line.startswith("model.")}
-    assert keys == {"precision.name", "trainer.compile", "kernel.backend", "data.pad_to"}
+    sampling = {f"data.sampling.{switch}" for switch in ("group_by_aspect", "one_scale_a_batch")}
+    assert keys == {"precision.name", "trainer.compile", "kernel.backend", "data.pad_to", *sampling}
     header = (CONFIG_DIR / "experiment" / "fast_r50_refine_50ep.yaml").read_text().partition("defaults:")[0]
-    for choice in ("precision=bf16", "trainer.compile=true", "kernel=cuda", "data.pad_to=64"):
+    choices = {"precision=bf16", "trainer.compile=true", "kernel=cuda", "data.pad_to=128"}
+    for choice in choices | {f"{switch}=true" for switch in sampling}:
         assert choice in header
