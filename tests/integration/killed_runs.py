@@ -316,16 +316,16 @@ def _checkpoint(step: int) -> Checkpoint:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("what", choices=["resume", "saving"])
+    parser.add_argument("what", nargs="+", choices=["resume", "saving"])
     parser.add_argument("--kills", type=int, default=20)
     parser.add_argument("--world-sizes", type=int, nargs="+", default=[1, 2])
     parser.add_argument("--seed", type=int, default=0)
     arguments = parser.parse_args()
     num_failures = 0
     with tempfile.TemporaryDirectory() as name:
-        if arguments.what == "saving":
-            num_failures = prove_saving(Path(name), num_kills=arguments.kills, seed=arguments.seed)
-        else:
+        if "saving" in arguments.what:
+            num_failures += prove_saving(Path(name), num_kills=arguments.kills, seed=arguments.seed)
+        if "resume" in arguments.what:
             for world_size in arguments.world_sizes:
                 num_failures += prove_resume(
                     Path(name), num_kills=arguments.kills, world_size=world_size, seed=arguments.seed

@@ -142,7 +142,7 @@ def train_until_signalled(path: Path, asked_rank: int | None) -> None:
 def preemption(folder: Path) -> dict[str, Any]:
     """One of two ranks is asked to stop: where both do, and how the run ends after it goes on."""
     whole, path = folder / "whole", folder / "stopped"
-    assert run_ranks(2, train_until_signalled, whole, None)
+    assert run_ranks(2, train_and_keep_buffers, whole)
     assert run_ranks(2, train_until_signalled, path, 1)
     stopped = load_checkpoint(path / "last.pt")
     messages = [file.read_text() for file in sorted(path.glob("stopped_*.txt"))]
@@ -168,9 +168,8 @@ def train_and_keep_buffers(path: Path) -> None:
 
 
 def batch_statistics(folder: Path) -> dict[str, Any]:
-    """Where the statistics that two ranks evaluate with differ from each other and from the checkpoint."""
-    path = folder / "statistics"
-    assert run_ranks(2, train_and_keep_buffers, path)
+    """Where the statistics that the whole run's ranks evaluated with differ, from each other and the checkpoint."""
+    path = folder / "whole"
     used = [torch.load(path / f"statistics_{rank}.pt", weights_only=True) for rank in range(2)]
     weights = load_checkpoint(path / "last.pt").weights
     saved = {name: buffer for name, buffer in used[0].items() if name in weights}

@@ -12,7 +12,6 @@ import pytest
 WORKER = Path(__file__).with_name("fault_cases.py")
 # the run saves every two steps: at most two are lost, or four where the last checkpoint is the damaged one
 FAULTS = {
-    "bad image": ("exit 1, ValueError", "cannot read the image photos/9.jpg", 2),
     "NaN loss at step 7": ("finished", "", 0),
     "full disk": ("exit 1, OSError", "last.pt is as it was. Make room", 3),
     "dead worker": ("exit 1, ChildProcessError", "while it loaded sample", 2),
