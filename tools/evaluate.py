@@ -3,7 +3,8 @@
     python tools/evaluate.py checkpoint=outputs/NAME/best.pt [data.root=DIR]
     python tools/evaluate.py detections=FILE data.val.annotations=FILE
 
-Writes metrics.json and, for a checkpoint, detections.json to `output_dir`. The keys are those of
+Writes metrics.json and, for a checkpoint, detections.json and ground_truth.json to `output_dir`; tools/analyze.py makes
+a report of them. The keys are those of
 configs/evaluate.yaml.
 """
 
@@ -16,7 +17,7 @@ from detr.data import DetectionData
 from detr.distributed import is_main
 from detr.engine.checkpoint import Checkpoint, load_checkpoint
 from detr.engine.evaluate import evaluate
-from detr.engine.run_folder import METRICS, open_result_folder, write_config, write_json
+from detr.engine.run_folder import DETECTIONS, GROUND_TRUTH, METRICS, open_result_folder, write_config, write_json
 from detr.evaluation import CocoEvaluator, CocoMetrics, PostProcess, evaluate_files, write_results
 from detr.telemetry.loggers import ConsoleLogger
 from tools.launcher import hydra_tool, print_start, resolved, start_process
@@ -58,8 +59,9 @@ def evaluate_checkpoint(cfg: DictConfig, checkpoint: Checkpoint, data_cfg: DictC
     batches = data.val_loader(
         rank=context.rank, world_size=context.world_size, pin_memory=context.device.type == "cuda"
     )
+    ground_truth = data.val_ground_truth()
     evaluator = CocoEvaluator(
-        data.val_ground_truth(),
+        ground_truth,
         checkpoint.class_table,
         max_detections=cfg.evaluator.max_detections,
         backend=cfg.evaluator.backend,
@@ -76,7 +78,8 @@ def evaluate_checkpoint(cfg: DictConfig, checkpoint: Checkpoint, data_cfg: DictC
     results = evaluator.gather_results()
     if is_main():
         folder.mkdir(parents=True, exist_ok=True)
-        write_results(folder / "detections.json", results)
+        write_results(folder / DETECTIONS, results)
+        write_json(folder / GROUND_TRUTH, ground_truth)
     return metrics
 
 

@@ -18,6 +18,8 @@ METRICS = "metrics.json"
 METRICS_LOG = "metrics.jsonl"
 CONFIG = "config.yaml"
 PREDICTIONS = "predictions.json"
+DETECTIONS = "detections.json"
+GROUND_TRUTH = "ground_truth.json"
 
 # a folder with one of these holds results that must not be lost
 _RESULTS = (LAST, BEST, METRICS, PREDICTIONS)

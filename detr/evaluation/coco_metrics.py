@@ -107,7 +107,7 @@ def summarize_tables(
         max_detections: The M limits, ascending.
         categories: Category id -> name, in the order of the K axis.
     """
-    names = _distinct_names(categories)
+    names = distinct_names(categories)
     return CocoMetrics(
         AP=_mean_of_present(precision[:, :, :, _ALL, -1]),
         AP50=_mean_of_present(precision[_IOU_50, :, :, _ALL, -1]),
@@ -133,6 +133,7 @@ def _mean_of_present(table: NDArray[np.float64]) -> float:
     return float(present.mean()) if present.size else -1.0
 
 
-def _distinct_names(categories: Mapping[int, str]) -> list[str]:
+def distinct_names(categories: Mapping[int, str]) -> list[str]:
+    """The name of each category; those that two share are followed by the id."""
     uses = Counter(categories.values())
     return [name if uses[name] == 1 else f"{name} (id {id})" for id, name in categories.items()]

@@ -8,10 +8,11 @@ import pytest
 import torch
 from hydra.core.global_hydra import GlobalHydra
 
-from tools import benchmark, check_dataset, evaluate, import_weights, predict, train
+from tools import analyze, benchmark, check_dataset, evaluate, import_weights, predict, train
 
 MAINS = {
     "train": train.main,
+    "analyze": analyze.main,
     "evaluate": evaluate.main,
     "predict": predict.main,
     "check_dataset": check_dataset.main,

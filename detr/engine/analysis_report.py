@@ -1,0 +1,221 @@
+"""One HTML file that shows an analysis: tables, curves, confusions, and the images with most mistakes."""
+
+import base64
+import html
+import io
+import logging
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.figure import Figure
+from PIL import Image
+
+from detr.data import read_image
+from detr.evaluation import KINDS, Analysis, ClassAnalysis, Mistake
+from detr.evaluation.analysis import RECALL_LEVELS
+from detr.visualize import draw_boxes
+
+_logger = logging.getLogger(__name__)
+
+# more classes make the curves and the matrix unreadable: the ones with most objects are shown
+_NUM_CURVES = 12
+_NUM_CONFUSED = 30
+_PICTURE_PX = 480
+
+_MEANINGS = {
+    "duplicate": "finds an object that a better detection has found",
+    "classification": "right place (IoU 0.5 and more), wrong class",
+    "localisation": "right class, IoU 0.1 to 0.5",
+    "both": "wrong class, IoU 0.1 to 0.5",
+    "background": "overlaps nothing",
+    "missed": "an object that none of the above is about",
+}
+
+_STYLE = """
+body { font: 15px/1.45 system-ui, sans-serif; margin: 2rem auto; max-width: 72rem; padding: 0 1rem; color: #222; }
+table { border-collapse: collapse; margin: .6rem 0 1.4rem; }
+td, th { border: 1px solid #ddd; padding: .2rem .6rem; text-align: right; }
+td:first-child, th:first-child { text-align: left; }
+th { background: #f4f4f4; }
+img { max-width: 100%; }
+.pair { display: flex; gap: 1rem; flex-wrap: wrap; margin-bottom: 1.4rem; }
+.pair figure { margin: 0; flex: 1 1 20rem; }
+"""
+
+
+def write_report(analysis: Analysis, path: Path, *, title: str, images: Path | None, num_worst: int = 12) -> None:
+    """Write the report to `path`, with every picture inside it.
+
+    Args:
+        analysis: What to show.
+        path: An .html file; its folder is made.
+        title: Of the page.
+        images: Folder of the image files, for the images with most mistakes; None leaves them out.
+        num_worst: How many of them.
+    """
+    sections = [
+        f"<h1>{html.escape(title)}</h1>",
+        _summary(analysis),
+        "<h2>Mistakes</h2>",
+        _mistakes_table(analysis),
+        "<h2>Classes</h2>",
+        _classes_table(analysis.classes),
+        "<h2>Precision over recall</h2>",
+        _picture(_curves(analysis.classes), "precision over recall of each class"),
+        "<h2>Confusion</h2>",
+        f"<p>Detections of at least {analysis.errors.min_score:g}, paired with objects at IoU 0.5, whatever the class."
+        "</p>",
+        _picture(_confusion(analysis), "confusion matrix"),
+    ]
+    if images is not None:
+        sections += ["<h2>Images with most mistakes</h2>", *_worst_images(analysis, images, num_worst)]
+    body = "\n".join(sections)
+    page = (
+        f'<!DOCTYPE html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n<title>{html.escape(title)}</title>\n'
+        f"<style>{_STYLE}</style>\n</head>\n<body>\n{body}\n</body>\n</html>\n"
+    )
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(page, encoding="utf-8")
+
+
+def _summary(analysis: Analysis) -> str:
+    numbers = {name: None if value < 0 else value for name, value in analysis.metrics.numbers().items()}
+    return (
+        f"<p>{len(analysis.ground_truth.image_numbers)} images, {sum(each.num_objects for each in analysis.classes)} "
+        f"objects, {len(analysis.detections)} detections.</p>"
+        + _table(list(numbers), [[_number(value) for value in numbers.values()]])
+    )
+
+
+def _mistakes_table(analysis: Analysis) -> str:
+    errors = analysis.errors
+    rows = [["correct", str(errors.num_correct), f"detections of at least {errors.min_score:g} that found an object"]]
+    rows += [[kind, str(errors.counts()[kind]), _MEANINGS[kind]] for kind in KINDS]
+    return _table(["kind", "number", "meaning"], rows)
+
+
+def _classes_table(classes: Sequence[ClassAnalysis]) -> str:
+    rows = [
+        [each.name, str(each.num_objects)]
+        + [_number(value) for value in (each.AP, each.AP50, each.AP_small, each.AP_medium, each.AP_large)]
+        for each in sorted(classes, key=lambda each: -1.0 if each.AP is None else -each.AP - 2.0)
+    ]
+    return _table(["class", "objects", "AP", "AP50", "AP small", "AP medium", "AP large"], rows)
+
+
+def _curves(classes: Sequence[ClassAnalysis]) -> Figure:
+    shown = [each for each in _most_frequent(classes, _NUM_CURVES) if each.AP is not None]
+    present = [each for each in classes if each.AP is not None]
+    figure = Figure(figsize=(11, 4.4), layout="constrained")
+    for column, iou in enumerate(("0.50", "0.75")):
+        axes = figure.add_subplot(1, 2, column + 1)
+        for each in shown:
+            axes.plot(RECALL_LEVELS, each.precision[column], linewidth=1, label=each.name)
+        if present:
+            mean = np.mean([each.precision[column] for each in present], axis=0)
+            axes.plot(RECALL_LEVELS, mean, color="black", linewidth=2.2, label="mean of all classes")
+        axes.set(title=f"IoU {iou}", xlabel="recall", ylabel="precision", xlim=(0, 1), ylim=(0, 1.02))
+        axes.grid(visible=True, alpha=0.3)
+        if column == 1 and present:
+            axes.legend(fontsize="x-small", loc="upper right")
+    return figure
+
+
+def _confusion(analysis: Analysis) -> Figure:
+    kept = sorted(analysis.classes.index(each) for each in _most_frequent(analysis.classes, _NUM_CONFUSED))
+    rows = [*kept, len(analysis.classes)]
+    counts = analysis.errors.confusion[np.ix_(rows, rows)]
+    shares = counts / np.maximum(counts.sum(1, keepdims=True), 1)
+    names = [analysis.classes[row].name for row in kept]
+    side = max(4.0, 0.32 * len(rows) + 2)
+    figure = Figure(figsize=(side + 1, side), layout="constrained")
+    axes = figure.add_subplot()
+    axes.imshow(shares, cmap="Blues", vmin=0, vmax=1)
+    axes.set_xticks(range(len(rows)), [*names, "missed"], rotation=90, fontsize="x-small")
+    axes.set_yticks(range(len(rows)), [*names, "nothing"], fontsize="x-small")
+    axes.set(xlabel="predicted", ylabel="true")
+    for row, column in zip(*np.nonzero(counts), strict=True):
+        color = "white" if shares[row, column] > 0.5 else "black"
+        axes.text(column, row, str(counts[row, column]), ha="center", va="center", fontsize=6, color=color)
+    return figure
+
+
+def _worst_images(analysis: Analysis, folder: Path, num_worst: int) -> list[str]:
+    """Pairs of pictures: the objects, and the detections that are wrong."""
+    sections = []
+    for number, num_mistakes in analysis.errors.worst_images(num_worst):
+        name = analysis.file_names.get(number)
+        if name is None:
+            continue
+        try:
+            pixels = read_image(folder / name)
+        except (ValueError, OSError) as error:
+            _logger.warning("the report leaves out %s: %s", name, error)
+            continue
+        mistakes = [each for each in analysis.errors.mistakes if each.image_number == number]
+        found = [each for each in mistakes if each.kind != "missed"]
+        objects = [each for each in analysis.ground_truth.annotations if each["image_id"] == number]
+        kinds = ", ".join(
+            f"{sum(each.kind == kind for each in mistakes)} {kind}"
+            for kind in KINDS
+            if any(each.kind == kind for each in mistakes)
+        )
+        sections.append(
+            f'<h3>{html.escape(name)}: {num_mistakes} mistakes ({kinds})</h3>\n<div class="pair">'
+            + _figure("objects", _draw(analysis, pixels, objects))
+            + _figure("wrong detections", _draw(analysis, pixels, found))
+            + "</div>"
+        )
+    return sections or ["<p>None has a mistake, or their files were not found.</p>"]
+
+
+def _draw(analysis: Analysis, pixels: torch.Tensor, entries: Sequence[Any]) -> Image.Image:
+    """Boxes of annotations or mistakes on an image, which is made small; each box has its own colour and text."""
+    names_by_id = {each.category_id: each.name for each in analysis.classes}
+    boxes, names = [], []
+    for entry in entries:
+        if isinstance(entry, Mistake):
+            x, y, w, h = entry.bbox
+            names.append(f"{names_by_id[entry.category_id]} {entry.score:.2f} {entry.kind}")
+        else:
+            x, y, w, h = entry["bbox"]
+            names.append(names_by_id[entry["category_id"]])
+        boxes.append([x, y, x + w, y + h])
+    corners = torch.tensor(boxes, dtype=torch.float32).reshape(-1, 4)
+    picture = draw_boxes(pixels, corners, list(range(len(names))), names=names)
+    picture.thumbnail((_PICTURE_PX * 2, _PICTURE_PX * 2))
+    return picture
+
+
+def _most_frequent(classes: Sequence[ClassAnalysis], limit: int) -> list[ClassAnalysis]:
+    return sorted(classes, key=lambda each: -each.num_objects)[:limit]
+
+
+def _figure(caption: str, image: Image.Image) -> str:
+    buffer = io.BytesIO()
+    image.save(buffer, format="JPEG", quality=85)
+    return f"<figure>{_inline(buffer.getvalue(), 'jpeg', caption)}<figcaption>{caption}</figcaption></figure>"
+
+
+def _picture(figure: Figure, caption: str) -> str:
+    buffer = io.BytesIO()
+    FigureCanvasAgg(figure).print_png(buffer)
+    return _inline(buffer.getvalue(), "png", caption)
+
+
+def _inline(content: bytes, kind: str, caption: str) -> str:
+    return f'<img alt="{html.escape(caption)}" src="data:image/{kind};base64,{base64.b64encode(content).decode()}">'
+
+
+def _table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    head = "".join(f"<th>{html.escape(name)}</th>" for name in header)
+    body = "\n".join("<tr>" + "".join(f"<td>{html.escape(cell)}</td>" for cell in row) + "</tr>" for row in rows)
+    return f"<table>\n<tr>{head}</tr>\n{body}\n</table>"
+
+
+def _number(value: float | None) -> str:
+    return "-" if value is None else f"{value:.3f}"

@@ -1,0 +1,91 @@
+"""A report from detections, checked with an HTML parser."""
+
+import base64
+import io
+import json
+from collections.abc import Callable
+from html.parser import HTMLParser
+from pathlib import Path
+
+import pytest
+from PIL import Image
+
+Tool = Callable[..., str]
+
+VOID = {"meta", "img", "br"}
+
+
+class Page(HTMLParser):
+    """Fails on tags that do not close in order; collects texts, headings and picture sources."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.open: list[str] = []
+        self.texts: list[str] = []
+        self.pictures: list[str] = []
+        self.num_rows = 0
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        if tag not in VOID:
+            self.open.append(tag)
+        self.num_rows += tag == "tr"
+        if tag == "img":
+            self.pictures.append(str(dict(attrs)["src"]))
+        for name, value in attrs:
+            # nothing is fetched
+            assert name not in ("href", "src") or str(value).startswith("data:")
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self.open.pop() == tag
+
+    def handle_data(self, data: str) -> None:
+        self.texts.append(data)
+
+
+def test_a_report_is_one_whole_page(tool: Tool, refused: Tool, tmp_path: Path):
+    photos = tmp_path / "photos"
+    photos.mkdir()
+    Image.new("RGB", (80, 60), "navy").save(photos / "a.png")
+    (photos / "b.png").write_bytes(b"no image")
+    categories = [{"id": 5, "name": "cat <b>&"}, {"id": 9, "name": "dog"}, {"id": 11, "name": "never"}]
+    annotations = [
+        {"id": 0, "image_id": "a", "category_id": 5, "bbox": [5, 5, 20, 20]},
+        {"id": 1, "image_id": "a", "category_id": 9, "bbox": [40, 5, 20, 20]},
+        {"id": 2, "image_id": "b", "category_id": 9, "bbox": [5, 5, 20, 20]},
+    ]
+    images = [{"id": name, "file_name": f"{name}.png", "width": 80, "height": 60} for name in "ab"]
+    found = [
+        {"image_id": "a", "category_id": 5, "bbox": [5, 5, 20, 20], "score": 0.9},
+        {"image_id": "a", "category_id": 5, "bbox": [40, 5, 20, 20], "score": 0.8},
+    ]
+    content = {"images": images, "annotations": annotations, "categories": categories}
+    (tmp_path / "gt.json").write_text(json.dumps(content))
+    (tmp_path / "found.json").write_text(json.dumps(found))
+    out = tool("analyze", "detections=found.json", "annotations=gt.json", "images=photos")
+    assert "1 correct, 0 duplicate, 1 classification, 0 localisation, 0 both, 0 background, 1 missed" in out
+
+    page = Page()
+    page.feed((tmp_path / "outputs" / "analyze" / "report.html").read_text(encoding="utf-8"))
+    page.close()
+    assert page.open == []
+    text = " ".join(page.texts)
+    assert "cat <b>&" in text
+    assert "a.png: 1 mistakes (1 classification)" in text
+    assert "2 images, 3 objects, 2 detections" in text
+    # curves, confusion, and two pictures of the one image that can be read
+    assert len(page.pictures) == 4
+    for source in page.pictures:
+        picture = Image.open(io.BytesIO(base64.b64decode(source.partition("base64,")[2])))
+        picture.load()
+        assert len(picture.convert("RGB").getcolors(1 << 20)) > 1
+    analysis = json.loads((tmp_path / "outputs" / "analyze" / "analysis.json").read_text())
+    assert [each["AP"] for each in analysis["classes"]] == [pytest.approx(1.0), 0.0, None]
+    assert "takes evaluation=FOLDER, or" in refused("analyze", "detections=found.json")
+
+
+def test_a_report_without_anything_found(tool: Tool, tmp_path: Path):
+    content = {"images": [{"id": 1}], "annotations": [], "categories": [{"id": 1, "name": "cat"}]}
+    (tmp_path / "gt.json").write_text(json.dumps(content))
+    (tmp_path / "found.json").write_text("[]")
+    tool("analyze", "detections=found.json", "annotations=gt.json", "images=.")
+    assert "None has a mistake" in (tmp_path / "outputs" / "analyze" / "report.html").read_text()
