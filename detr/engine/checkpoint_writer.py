@@ -82,7 +82,8 @@ def host_copy(payload: dict[str, Any]) -> "tuple[dict[str, Any], torch.cuda.Even
             if value.device.type != "cuda":
                 return value.detach().clone()
             is_on_gpu = True
-            pinned = torch.empty(value.shape, dtype=value.dtype, pin_memory=True)
+            # in the memory format of the original: moments of a channels last weight are channels last
+            pinned = torch.empty_like(value, device="cpu", pin_memory=True)
             return pinned.copy_(value.detach(), non_blocking=True)
         if isinstance(value, dict):
             return {key: copied(item) for key, item in value.items()}

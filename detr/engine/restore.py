@@ -6,6 +6,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import torch
+from torch import Tensor
+from torch.optim import Optimizer
+
 from detr.distributed import DistributedContext
 from detr.engine.checkpoint import Checkpoint, load_checkpoint
 from detr.engine.random_state import restore_random_state
@@ -135,6 +139,7 @@ def restore(state: TrainState, checkpoint: Checkpoint, *, source: str) -> None:
     state.optimizer.load_state_dict(checkpoint.optimizer)
     for group, own in zip(state.optimizer.param_groups, options, strict=True):
         group.update(own)
+    _lay_out_like_parameters(state.optimizer)
     state.schedule.load_state_dict(checkpoint.schedule)
     if checkpoint.scaler:
         state.scaler.load_state_dict(checkpoint.scaler)
@@ -144,6 +149,23 @@ def restore(state: TrainState, checkpoint: Checkpoint, *, source: str) -> None:
             state.ema.module.load_state_dict(checkpoint.model)
         else:
             state.ema.load_state_dict(checkpoint.ema)
+
+
+def _lay_out_like_parameters(optimizer: Optimizer) -> None:
+    """Give what the optimizer keeps of each parameter the place and the memory format that its step expects.
+
+    PyTorch leaves both as they were saved, and a fused step goes through the memory of a parameter and of its moments
+    side by side: where the formats differ it refuses (CUDA) or takes the moments of other elements (CPU).
+    """
+    for group in optimizer.param_groups:
+        on_device = group.get("fused") or group.get("capturable")
+        for parameter in group["params"]:
+            kept = optimizer.state.get(parameter, {})
+            for name, value in kept.items():
+                if name == "step" and isinstance(value, Tensor):
+                    kept[name] = value.to(parameter.device if on_device else "cpu")
+                elif isinstance(value, Tensor) and value.shape == parameter.shape:
+                    kept[name] = torch.empty_like(parameter, dtype=value.dtype, requires_grad=False).copy_(value)
 
 
 def _require_same_classes(saved: ClassTable, own: ClassTable, path: Path) -> None:

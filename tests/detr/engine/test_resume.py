@@ -1,5 +1,6 @@
 """A run that stops within an epoch, by a kill or a signal, ends as if it had not."""
 
+import copy
 import os
 import signal
 from collections.abc import Callable, Mapping
@@ -13,7 +14,9 @@ import torch
 from detr.distributed import DistributedContext
 from detr.engine.checkpoint import Checkpoint, load_checkpoint, save_checkpoint
 from detr.engine.preemption import Preempted, StopRequest
-from detr.engine.restore import resume
+from detr.engine.restore import restore, resume
+from detr.engine.step import train_step
+from detr.models.frozen_norm import FrozenBatchNorm
 from detr.telemetry.loggers import CompositeLogger, JsonlLogger, read_metrics
 
 # all that decides how a run goes on
@@ -183,3 +186,39 @@ def test_a_rank_that_does_not_see_the_checkpoint_says_so(
     context = DistributedContext(rank=9, local_rank=1, world_size=16, device=torch.device("cpu"))
     with pytest.raises(FileNotFoundError, match=r"rank 9 does not see .*last\.pt.* all of them share"):
         resume(train_state(), tmp_path / "last.pt", class_table=data().class_table, context=context)
+
+
+@pytest.mark.parametrize("fused", [True, False])
+def test_moments_in_another_memory_format_go_on_as_if_saved_in_the_parameters_own(
+    train_state: Callable[..., Any], batches: Callable[..., Any], checkpoint: Checkpoint, *, fused: bool
+):
+    # a checkpoint from a GPU, or of a version without channels last, holds plain contiguous moments
+    window = batches([(2, 1)])
+    whole, resumed = train_state(fused=fused), train_state(fused=fused)
+    for module in (*whole.detector.modules(), *resumed.detector.modules()):
+        if isinstance(module, FrozenBatchNorm):
+            # timm starts the last norm of a block at zero; frozen there, no convolution before it would train
+            module.weight.fill_(1)
+    train_step(whole, window)
+    saved = copy.deepcopy(whole.optimizer.state_dict())
+    for moments in saved["state"].values():
+        for name, value in moments.items():
+            moments[name] = value.clone(memory_format=torch.contiguous_format)
+    saved = replace(
+        checkpoint,
+        model={name: tensor.clone() for name, tensor in whole.detector.state_dict().items()},
+        optimizer=saved,
+        schedule=whole.schedule.state_dict(),
+    )
+    restore(resumed, saved, source="a test")
+    num_turned = 0
+    for parameter, moments in resumed.optimizer.state.items():
+        # as the optimizer makes them itself
+        own = torch.zeros_like(parameter, memory_format=torch.preserve_format).stride()
+        assert moments["exp_avg"].stride() == moments["exp_avg_sq"].stride() == own
+        num_turned += not parameter.is_contiguous() and bool(moments["exp_avg"].any())
+    assert num_turned > 0
+    for state in (whole, resumed):
+        train_step(state, window)
+    for (name, expected), mine in zip(whole.detector.named_parameters(), resumed.detector.parameters(), strict=True):
+        assert torch.equal(mine, expected), name
