@@ -31,6 +31,7 @@ from detr.benchmark.step_measure import batches_needed, measure_losses, measure_
 from detr.benchmark.step_report import kernel_report, markdown_report, plot_report
 from detr.benchmark.step_row import StepRow, read_rows, write_csv
 from detr.distributed import DistributedContext, is_main
+from detr.engine.cuda_graphs import loader_pins
 from detr.engine.run_folder import open_result_folder, write_config
 from detr.engine.state import build_train_state
 from detr.telemetry.environment import collect_environment
@@ -130,7 +131,8 @@ def _supply(cfg: DictConfig, context: DistributedContext) -> StepBatches:
     if cfg.data_source == "cached":
         return cached_batches(data, **shard)
     needed = batches_needed(num_warmup=cfg.num_warmup, num_steps=cfg.num_steps)
-    return loader_batches(data, num_batches=needed, **shard)
+    pin_memory = loader_pins(context.device, cuda_graphs=cfg.cuda_graphs)
+    return loader_batches(data, num_batches=needed, pin_memory=pin_memory, **shard)
 
 
 def _measured(cfg: DictConfig, folder: Path) -> list[StepRow]:

@@ -8,6 +8,7 @@ from hydra.utils import instantiate
 from omegaconf import DictConfig
 
 from detr.distributed import is_main
+from detr.engine.cuda_graphs import loader_pins
 from detr.engine.interval import steps_per_epoch
 from detr.engine.optim import describe_groups
 from detr.engine.random_state import seed_everything
@@ -32,9 +33,9 @@ def main(cfg: DictConfig) -> None:
     folder = on_rank_zero(lambda: open_run_folder(cfg.output_dir, config, resume=cfg.resume))
 
     shard = {"rank": context.rank, "world_size": context.world_size}
-    pin_memory = context.device.type == "cuda"
+    pin_memory = loader_pins(context.device, cuda_graphs=cfg.trainer.cuda_graphs)
     train_loader = data.train_loader(seed=cfg.seed, pin_memory=pin_memory, **shard)
-    val_loader = data.val_loader(pin_memory=pin_memory, **shard)
+    val_loader = data.val_loader(pin_memory=context.device.type == "cuda", **shard)
     evaluator = CocoEvaluator(
         data.val_ground_truth(),
         data.class_table,

@@ -123,7 +123,7 @@ def cached_batches(data: DetectionData, *, seed: int, rank: int = 0, world_size:
 
 
 def loader_batches(
-    data: DetectionData, *, num_batches: int, seed: int, rank: int = 0, world_size: int = 1
+    data: DetectionData, *, num_batches: int, seed: int, pin_memory: bool, rank: int = 0, world_size: int = 1
 ) -> StepBatches:
     """The batches of the DataLoader that trains.
 
@@ -134,13 +134,14 @@ def loader_batches(
         data: The training split and how it is loaded.
         num_batches: Batches that will be taken.
         seed: Of order and augmentation.
+        pin_memory: Whether the loader's thread pins batches; see `loader_pins`.
         rank: This rank.
         world_size: The number of ranks.
     """
     num_ahead = data.num_workers * _PREFETCHED
     num_samples = (num_batches + num_ahead) * data.batch_size * world_size
     data.repeat_training(-(-num_samples // len(data.train_dataset())))
-    loader = data.train_loader(seed=seed, rank=rank, world_size=world_size, pin_memory=torch.cuda.is_available())
+    loader = data.train_loader(seed=seed, rank=rank, world_size=world_size, pin_memory=pin_memory)
 
     def batches() -> Iterator[Batch]:
         while True:

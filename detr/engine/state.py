@@ -97,17 +97,23 @@ def build_train_state(
         max_grad_norm: See `TrainState`.
         compile: Compile the regions of `compile_regions`; the averaged copy stays uncompiled.
         compile_shapes: See `compile_regions`.
-        cuda_graphs: Run forward and backward as captured graphs, see `GraphedDetector`.
+        cuda_graphs: Run forward and backward as captured graphs, see `GraphedDetector`; one process only.
         recompute: Keep less of the encoder for the backward pass, see `Encoder`.
         retry_oom: See `TrainState`; one process only, and no captured graphs.
 
     Raises:
-        ValueError: The device or the model cannot do what is asked, or `retry_oom` does not go with the rest.
+        ValueError: The device or the model cannot do what is asked, or options do not go together.
     """
     if retry_oom and cuda_graphs:
         raise ValueError(
             "trainer.retry_oom=true splits batches, and trainer.cuda_graphs=true takes one batch an optimizer step; "
             "set one of them to false"
+        )
+    if cuda_graphs and context.world_size > 1:
+        # DDP holds the accumulation nodes of all parameters, made on the default stream, which no capture may wait for
+        raise ValueError(
+            f"trainer.cuda_graphs=true needs one process, got {context.world_size} ranks: passes cannot be captured "
+            "under DDP. Set trainer.cuda_graphs=false"
         )
     if retry_oom and context.world_size > 1:
         raise ValueError(

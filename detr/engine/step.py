@@ -147,7 +147,9 @@ def _gradient_sync(model: nn.Module, *, is_last: bool) -> AbstractContextManager
 def _forward_backward(state: TrainState, batch: Batch, num_boxes: Tensor, timer: PhaseTimer) -> LossOutput:
     """Adds the gradients of one batch; returns its loss without the graph."""
     with timer.span("h2d"):
-        images = batch.images.to(state.device, non_blocking=True)
+        # where passes are captured no loader's thread has done so; what is pinned already stays where it is
+        images = batch.images if state.graphs is None else batch.images.pin_memory()
+        images = images.to(state.device, non_blocking=True)
     with timer.span("forward"), state.precision.autocast(state.device):
         output = state.model(images)
     with timer.span("loss"):

@@ -88,6 +88,7 @@ def make_state(
     max_grad_norm: float | None = 0.1,
     lr: float = 1e-3,
     retry_oom: bool = False,
+    cuda_graphs: bool = False,
 ) -> TrainState:
     model = make_detector() if model is None else model
     return build_train_state(
@@ -104,6 +105,7 @@ def make_state(
         ema_decay=ema_decay,
         max_grad_norm=max_grad_norm,
         retry_oom=retry_oom,
+        cuda_graphs=cuda_graphs,
     )
 
 

@@ -6,7 +6,7 @@ from torch import nn
 
 from detr.benchmark.step_data import synthetic_batches
 from detr.distributed import DistributedContext
-from detr.engine.cuda_graphs import GraphedDetector, _from_tensors, _to_tensors
+from detr.engine.cuda_graphs import GraphedDetector, _from_tensors, _to_tensors, as_if_not_run, loader_pins
 from detr.engine.optim import build_adamw
 from detr.engine.precision import Precision
 from detr.engine.schedule import StepDecay
@@ -41,13 +41,50 @@ def test_several_passes_a_step_are_refused():
         TrainerSettings(cuda_graphs=True, retry_oom=True)
 
 
+def test_several_ranks_are_refused(train_state):
+    context = DistributedContext(rank=0, local_rank=0, world_size=2, device=torch.device("cpu"))
+    with pytest.raises(ValueError, match="one process, got 2 ranks"):
+        train_state(context=context, cuda_graphs=True)
+
+
+def test_no_thread_pins_batches_beside_captures():
+    gpu_device = torch.device("cuda", 0)
+    assert loader_pins(gpu_device, cuda_graphs=False)
+    assert not loader_pins(gpu_device, cuda_graphs=True)
+    assert not loader_pins(torch.device("cpu"), cuda_graphs=False)
+
+
+def test_warming_up_leaves_no_trace():
+    model = nn.Sequential(nn.BatchNorm1d(3), nn.Dropout(0.5))
+    before = {name: buffer.clone() for name, buffer in model.named_buffers()}
+    torch.manual_seed(3)
+    expected = torch.rand(4)
+    torch.manual_seed(3)
+    with as_if_not_run(model, torch.device("cpu")):
+        model(torch.rand(8, 3) + 5)
+        assert not torch.equal(model[0].running_mean, before["0.running_mean"])
+    for name, buffer in model.named_buffers():
+        assert torch.equal(buffer, before[name]), name
+    assert torch.equal(torch.rand(4), expected)
+
+
 gpu = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]
 
 
-def make_state(*, cuda_graphs, precision="fp32", two_stage=False, dropout=0.0, compile=False, max_graphs=32, lr=1e-4):
+def make_state(
+    *,
+    cuda_graphs,
+    precision="fp32",
+    two_stage=False,
+    dropout=0.0,
+    compile=False,
+    max_graphs=32,
+    lr=1e-4,
+    freeze_norm=True,
+):
     torch.manual_seed(0)
     model = deformable_detr(
-        Backbone("resnet18"),
+        Backbone("resnet18", freeze_norm=freeze_norm),
         num_classes=5,
         num_queries=30,
         d_model=64,
@@ -134,6 +171,18 @@ class TestOnTheGPU:
         first = state.model(batch.images).layer_logits.detach().clone()
         torch.manual_seed(5)
         assert torch.equal(state.model(batch.images).layer_logits, first)
+
+    def test_a_capture_changes_neither_batch_statistics_nor_random_numbers(self):
+        states = [make_state(cuda_graphs=cuda_graphs, freeze_norm=False) for cuda_graphs in (False, True)]
+        drawn = []
+        for state in states:
+            torch.manual_seed(5)
+            train_step(state, make_batches()[:1])
+            drawn.append(torch.rand(4, device="cuda"))
+        plain, graphed = (dict(state.detector.named_buffers()) for state in states)
+        for name, buffer in plain.items():
+            torch.testing.assert_close(graphed[name], buffer, rtol=1e-4, atol=1e-5, msg=name)
+        assert torch.equal(*drawn)
 
     def test_evaluation_runs_plain(self):
         state = make_state(cuda_graphs=True)
