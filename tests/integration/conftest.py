@@ -8,7 +8,7 @@ import pytest
 import torch
 from hydra.core.global_hydra import GlobalHydra
 
-from tools import analyze, benchmark, check_dataset, evaluate, import_weights, predict, train
+from tools import analyze, benchmark, check_dataset, evaluate, import_weights, inspect_attention, predict, train
 
 MAINS = {
     "train": train.main,
@@ -17,6 +17,7 @@ MAINS = {
     "predict": predict.main,
     "check_dataset": check_dataset.main,
     "import_weights": import_weights.main,
+    "inspect_attention": inspect_attention.main,
     "benchmark": benchmark.main,
 }
 

@@ -1,0 +1,90 @@
+"""Where a trained model's attention looks: statistics over images, and the samples of a query drawn.
+
+    python tools/inspect_attention.py checkpoint=outputs/NAME/best.pt source=photos/
+
+Writes sampling.json (how far samples lie from what their query looks at, by layer, level and head, in cells of the
+level) and pictures to `output_dir`, and prints the table over all heads. The keys are those of
+configs/inspect_attention.yaml.
+"""
+
+from pathlib import Path
+
+import torch
+from hydra.utils import instantiate
+from omegaconf import DictConfig
+from torch import Tensor
+
+from detr.data import EvalTransform, read_image
+from detr.engine.checkpoint import load_checkpoint
+from detr.engine.predict import detection_batch, find_images
+from detr.engine.run_folder import write_json
+from detr.engine.sampling_picture import draw_sampling
+from detr.engine.sampling_stats import SamplingStats, format_sampling
+from detr.models.sampling import LayerSampling, record_sampling
+from detr.telemetry.loggers import ConsoleLogger
+from tools.launcher import hydra_tool, print_start, start_process
+from tools.saved_model import build_detector
+
+
+@hydra_tool("inspect_attention")
+def main(cfg: DictConfig) -> None:
+    if cfg.checkpoint is None or cfg.source is None:
+        raise ValueError(
+            "tools/inspect_attention.py needs checkpoint=FILE and source=IMAGES; got "
+            f"checkpoint={cfg.checkpoint} and source={cfg.source}"
+        )
+    context = start_process(cfg)
+    paths = find_images(cfg.source)[: cfg.num_images]
+    checkpoint = load_checkpoint(cfg.checkpoint)
+    precision = instantiate(cfg.precision)
+    precision.prepare(context.device)
+    model = build_detector(checkpoint, kernel=cfg.kernel, source=cfg.checkpoint, device=context.device)
+    folder = Path(cfg.output_dir)
+    folder.mkdir(parents=True, exist_ok=True)
+    print_start(cfg, context, checkpoint=cfg.checkpoint, images=len(paths), output=folder)
+
+    resize = EvalTransform(**checkpoint.preprocessing["resize"])
+    stats = SamplingStats()
+    num_read = 0
+    for path in ConsoleLogger().track(paths, "inspect"):
+        try:
+            image = read_image(path, apply_exif=checkpoint.preprocessing["apply_exif"])
+        except ValueError as error:
+            print(f"left out {error}")
+            continue
+        batch = detection_batch([image], resize, pad_to=checkpoint.preprocessing["pad_to"]).to(context.device)
+        with torch.no_grad(), precision.autocast(context.device), record_sampling(model) as layers:
+            output = model(batch.images)
+        stats.add(layers)
+        if num_read < cfg.num_drawn:
+            layer = find_layer(layers, cfg.layer)
+            query = chosen_query(layer, output.pred_logits) if cfg.query is None else cfg.query
+            picture = draw_sampling(image, layer, image_index=0, query=query)
+            picture.save(folder / f"{num_read:03}_{path.stem}_{layer.name}_query_{query}.png")
+        num_read += 1
+    rows = stats.rows()
+    write_json(folder / "sampling.json", {"checkpoint": str(cfg.checkpoint), "num_images": num_read, "rows": rows})
+    print(format_sampling(rows))
+    print(f"wrote {folder / 'sampling.json'}, {num_read} images")
+
+
+def find_layer(layers: list[LayerSampling], name: str | None) -> LayerSampling:
+    """The layer of that name, or the last."""
+    if name is None:
+        return layers[-1]
+    for layer in layers:
+        if layer.name == name:
+            return layer
+    raise ValueError(f"layer={name} is none of {', '.join(layer.name for layer in layers)}")
+
+
+def chosen_query(layer: LayerSampling, logits: Tensor) -> int:
+    """The decoder query with the best score; in the encoder the middle cell of the finest level."""
+    if layer.name.startswith("decoder"):
+        return int(logits[0].amax(-1).argmax())
+    H, W = layer.spatial_shapes[0]
+    return H // 2 * W + W // 2
+
+
+if __name__ == "__main__":
+    main()
