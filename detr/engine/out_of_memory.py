@@ -42,7 +42,7 @@ def out_of_memory_message(window: Sequence[Batch], device: torch.device) -> str:
     return (
         f"out of memory{limits} in a step of\n  {describe_window(window)}\nLower data.batch_size (and raise "
         "trainer.accumulate), the image size in transforms, or use precision=bf16; trainer.retry_oom=true trains such "
-        "a step in halves, with the same gradients"
+        "a step in halves, with the same gradients but for dropout and batch norms that are not frozen"
     )
 
 

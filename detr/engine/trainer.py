@@ -34,6 +34,8 @@ _logger = logging.getLogger(__name__)
 # a run that detects next to nothing after a quarter of its epochs, and at least so many, has a fault
 STUCK_AP = 0.02
 STUCK_EPOCHS = 5
+# an epoch of fewer steps may be skipped as a whole
+LEAST_STEPS_TO_JUDGE = 10
 
 
 @dataclass(frozen=True)
@@ -226,8 +228,12 @@ class Trainer:
         interval.restart()
 
     def _require_progress(self, num_skipped: int, num_steps: int) -> None:
-        """Say how many steps of an epoch were skipped; all of them is the end."""
-        if num_skipped == num_steps > 0:
+        """Say how many steps of an epoch were skipped; all of them is the end.
+
+        A few steps say nothing: what is left of an epoch after a resume, or a short epoch while the scaler of fp16
+        still looks for its scale. `trainer.max_nonfinite` ends runs that go on like that.
+        """
+        if num_skipped == num_steps >= LEAST_STEPS_TO_JUDGE:
             raise FloatingPointError(
                 f"none of the {num_steps} steps of epoch {self.progress.epoch + 1} had finite gradients, so "
                 "nothing was learned. Lower optimizer.lr, or use precision=fp32 or bf16"

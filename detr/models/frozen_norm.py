@@ -3,6 +3,7 @@
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
 
 
 class FrozenBatchNorm(nn.Module):
@@ -22,7 +23,7 @@ class FrozenBatchNorm(nn.Module):
     running_mean: Tensor
     running_var: Tensor
 
-    def __init__(self, norm: nn.BatchNorm2d) -> None:
+    def __init__(self, norm: _BatchNorm) -> None:
         super().__init__()
         if norm.running_mean is None or norm.running_var is None:
             raise ValueError("freeze_norm=true needs batch norms with running statistics; set freeze_norm=false")
@@ -36,7 +37,7 @@ class FrozenBatchNorm(nn.Module):
         self.act = getattr(norm, "act", nn.Identity())
 
     def forward(self, x: Tensor) -> Tensor:
-        """(N, C, H, W) -> (N, C, H, W), in the dtype of `x`."""
+        """(N, C, ...) -> (N, C, ...), in the dtype of `x`."""
         x = F.batch_norm(x, self.running_mean, self.running_var, self.weight, self.bias, eps=self.eps)
         return self.act(self.drop(x))
 
@@ -45,8 +46,8 @@ class FrozenBatchNorm(nn.Module):
 
 
 def freeze_batch_norms(module: nn.Module) -> nn.Module:
-    """Replace every `BatchNorm2d` in `module` by a `FrozenBatchNorm`, in place; returns it, or what replaces it."""
-    if isinstance(module, nn.BatchNorm2d):
+    """Replace every batch norm in `module` by a `FrozenBatchNorm`, in place; returns it, or what replaces it."""
+    if isinstance(module, _BatchNorm):
         return FrozenBatchNorm(module)
     for name, child in module.named_children():
         setattr(module, name, freeze_batch_norms(child))

@@ -141,9 +141,18 @@ def test_a_run_that_learns_nothing_gets_a_checklist(
     assert "optimizer.lr" in warning
 
 
-def test_an_epoch_without_a_finite_step_is_the_end(trainer: Callable[..., Any], tmp_path: Path):
-    run = trainer(tmp_path, ema_decay=None)
+@pytest.mark.parametrize("is_judged", [True, False])
+def test_an_epoch_without_a_finite_step_is_the_end_unless_it_is_short(
+    trainer: Callable[..., Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_judged: bool
+):
+    from detr.engine import trainer as module
+
+    monkeypatch.setattr(module, "LEAST_STEPS_TO_JUDGE", 2 if is_judged else 3)
+    run = trainer(tmp_path, ema_decay=None, epochs=1)
     run.state.detector.level_embed.register_hook(lambda gradient: gradient * float("nan"))
+    if not is_judged:
+        run.fit()
+        return
     with pytest.raises(FloatingPointError, match="none of the 2 steps of epoch 1"):
         run.fit()
     assert not (tmp_path / "last.pt").exists()

@@ -38,10 +38,15 @@ def test_pixels_are_normalised_and_padding_is_zero():
     assert (seen["pixels"][0, :, :, 64:] == 0).all()
 
 
-def test_frozen_norms_do_not_follow_the_data():
+@pytest.mark.parametrize(
+    ("name", "arguments"),
+    [("resnet18", {}), ("levit_128s", {"out_indices": (0, 1, 2)})],  # levit normalises tokens, in one dimension
+)
+def test_frozen_norms_do_not_follow_the_data(name, arguments):
     torch.manual_seed(0)
-    images = ImageBatch.from_images([torch.randint(0, 256, (3, 64, 64), dtype=torch.uint8)])
-    backbone = Backbone("resnet18", freeze_norm=True).train()
+    size = 224 if name == "levit_128s" else 64
+    images = ImageBatch.from_images([torch.randint(0, 256, (3, size, size), dtype=torch.uint8)])
+    backbone = Backbone(name, freeze_norm=True, **arguments).train()
     before = {name: tensor.clone() for name, tensor in backbone.state_dict().items()}
     backbone(images)
     after = backbone.state_dict()
