@@ -8,8 +8,10 @@ from hydra.utils import instantiate
 from omegaconf import DictConfig
 
 from detr.distributed import is_main
+from detr.engine.checkpoint import load_checkpoint
 from detr.engine.cuda_graphs import loader_pins
 from detr.engine.interval import steps_per_epoch
+from detr.engine.model_card import MODEL_CARD, write_model_card
 from detr.engine.optim import describe_groups
 from detr.engine.random_state import seed_everything
 from detr.engine.restore import Progress, resume
@@ -95,6 +97,8 @@ def main(cfg: DictConfig) -> None:
     metrics = trainer.fit()
     if is_main():
         print(f"{folder.path}: epoch {progress.epoch}, AP {metrics['AP']:.4f}, AP50 {metrics['AP50']:.4f}")
+        if folder.best.is_file():
+            write_model_card(load_checkpoint(folder.best), folder.path / MODEL_CARD)
 
 
 if __name__ == "__main__":

@@ -11,6 +11,7 @@ Tool = Callable[..., str]
 
 def test_statistics_and_pictures(tool: Tool, refused: Tool, tiny: tuple[str, ...], tmp_path: Path):
     tool("train", *tiny)
+    assert "# debug_cpu" in (tmp_path / "outputs" / "debug_cpu" / "MODEL_CARD.md").read_text()
     photos = tmp_path / "photos"
     photos.mkdir()
     for name in ("a", "b"):
