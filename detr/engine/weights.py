@@ -8,6 +8,8 @@ import torch
 from torch import Tensor, nn
 
 from detr.engine.checkpoint import load_checkpoint
+from detr.models import DeformableDETR
+from detr.models.two_stage import ProposalQueries
 from detr.structures import ClassTable
 
 _logger = logging.getLogger(__name__)
@@ -46,6 +48,8 @@ def init_from(model: nn.Module, path: str | Path, class_table: ClassTable, *, re
                     tensor.copy_(initial_head[name])
                     for own_row, row in rows.items():
                         tensor[own_row] = checkpoint.weights[name][row]
+                    if name.startswith(_objectness_prefixes(model)):
+                        tensor[0] = checkpoint.weights[name][0]
             lines += _describe_rows(rows, class_table)
         else:
             _logger.warning(
@@ -59,6 +63,16 @@ def init_from(model: nn.Module, path: str | Path, class_table: ClassTable, *, re
 
 def _class_head(state: dict[str, Tensor]) -> dict[str, Tensor]:
     return {name: tensor for name, tensor in state.items() if name.startswith(CLASS_HEAD_PREFIX)}
+
+
+def _objectness_prefixes(model: nn.Module) -> tuple[str, ...]:
+    """The class head whose row 0 says whether there is an object, whatever class that row is named after."""
+    if not isinstance(model, DeformableDETR) or not isinstance(model.queries, ProposalQueries):
+        return ()
+    num_heads = len(model.heads.class_embed)
+    if model.queries.proposal_score != "binary" or num_heads == 1:
+        return ()
+    return (f"{CLASS_HEAD_PREFIX}{num_heads - 1}.",)
 
 
 def _rows_by_name(old: ClassTable, new: ClassTable) -> dict[int, int]:

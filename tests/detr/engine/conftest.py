@@ -23,6 +23,8 @@ from detr.engine.trainer import RunDescription, Trainer
 from detr.evaluation import CocoEvaluator, PostProcess
 from detr.losses import HungarianMatcher, SetCriterion
 from detr.models import Backbone, DeformableDETR, deformable_detr
+from detr.models.frozen_norm import FrozenBatchNorm
+from detr.models.two_stage import ProposalScore
 from detr.structures import Batch, ClassTable, ImageBatch, Target
 from detr.telemetry.loggers import JsonlLogger, Logger
 
@@ -30,11 +32,23 @@ NUM_CLASSES = 3
 ONE_RANK = DistributedContext(rank=0, local_rank=0, world_size=1, device=torch.device("cpu"))
 
 
-def make_detector(*, num_classes: int = NUM_CLASSES, dropout: float = 0.0, seed: int = 0) -> DeformableDETR:
+def make_detector(
+    *,
+    num_classes: int = NUM_CLASSES,
+    dropout: float = 0.0,
+    seed: int = 0,
+    two_stage: bool = False,
+    proposal_score: ProposalScore = "binary",
+) -> DeformableDETR:
     """A detector without batch statistics, so that batches can be split without changing the result."""
     torch.manual_seed(seed)
+    backbone = Backbone("test_resnet", freeze_norm=True, freeze=["conv1"])
+    for module in backbone.modules():
+        if isinstance(module, FrozenBatchNorm):
+            # timm starts the last norm of a block at 0, where a frozen one would keep the block from training
+            module.weight.fill_(1)
     return deformable_detr(
-        Backbone("test_resnet", freeze_norm=True, freeze=["conv1"]),
+        backbone,
         num_classes=num_classes,
         num_queries=8,
         num_levels=2,
@@ -45,6 +59,8 @@ def make_detector(*, num_classes: int = NUM_CLASSES, dropout: float = 0.0, seed:
         dim_feedforward=32,
         dropout=dropout,
         with_box_refine=True,
+        two_stage=two_stage,
+        proposal_score=proposal_score,
     )
 
 

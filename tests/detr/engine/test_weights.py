@@ -97,3 +97,18 @@ def test_class_rows_follow_their_names(
     num_known = len({"cat", "dog"} & set(names))
     assert f"by class name: {num_known} taken over" in caplog.text
     assert f"start anew: {len(names) - num_known} (" in caplog.text
+
+
+@pytest.mark.parametrize(("score", "is_kept"), [("binary", True), ("max_class", False)])
+def test_the_row_that_means_an_object_stays_in_a_two_stage_model(
+    detector: Callable[..., Any], tmp_path: Path, score: str, is_kept: bool
+):
+    source, target = (detector(num_classes=2, seed=seed, two_stage=True, proposal_score=score) for seed in (1, 2))
+    initial = target.heads.class_embed[-1].weight.clone()
+    write_checkpoint(tmp_path / "last.pt", source, ("cat", "dog"))
+    init_from(target, tmp_path / "last.pt", ClassTable(("emu", "cat"), (1, 2)), reset_head="auto")
+    # a class that is new starts anew in every head, but for channel 0 of the proposals' head if that is no class
+    proposals, layer = target.heads.class_embed[-1].weight, target.heads.class_embed[0].weight
+    assert torch.equal(proposals[0], source.heads.class_embed[-1].weight[0] if is_kept else initial[0])
+    assert torch.equal(proposals[1], source.heads.class_embed[-1].weight[0])
+    assert not torch.equal(layer[0], source.heads.class_embed[0].weight[0])
