@@ -108,5 +108,5 @@ def test_the_memory_of_workers_stays_flat_and_the_measure_would_tell(tmp_path: P
     assert "| a tenth into epoch 1 | after epoch 1 | after epoch 2 |" in memory_section(
         flat, num_workers=2, num_annotations=10_000
     )
-    growing = measure_memory(ObjectsDataset(1500), num_workers=2)  # type: ignore[arg-type]
+    growing = measure_memory(ObjectsDataset(4000), num_workers=2)  # type: ignore[arg-type]
     assert growing.growth > 0.05

@@ -5,7 +5,6 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -49,9 +48,24 @@ def train_on(loader: DetectionLoader) -> None:
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGUSR1, signal.SIGINT])
-def test_workers_leave_the_end_to_the_main_process(number: signal.Signals):
-    batches: Iterator[Any] = iter(make_loader(number))
-    assert [target.image_id for batch in batches for target in batch.targets] == [1, 2, 3, 4, 5, 6]
+def test_workers_leave_the_end_to_the_main_process(tmp_path: Path, number: signal.Signals):
+    """In a process of its own, as training is: this one has run threads that a forked worker may inherit anew."""
+    script = tmp_path / "signalled.py"
+    script.write_text(
+        "import os\n"
+        "from detr.data import EvalTransform, SyntheticDataset, build_val_loader\n"
+        "class Signalled(SyntheticDataset):\n"
+        "    def load(self, index, batch_draw):\n"
+        "        if index == 3:\n"
+        f"            os.kill(os.getpid(), {int(number)})\n"
+        "        return super().load(index, batch_draw)\n"
+        "data = Signalled('val', EvalTransform(None, None), num_images=6, size=64)\n"
+        "loader = build_val_loader(data, batch_size=2, num_workers=1, pad_to=1)\n"
+        "print([target.image_id for batch in loader for target in batch.targets])\n"
+    )
+    finished = subprocess.run([sys.executable, script], capture_output=True, text=True, timeout=90, check=False)
+    assert finished.returncode == 0, finished.stderr
+    assert finished.stdout == "[1, 2, 3, 4, 5, 6]\n"
 
 
 def test_the_file_of_the_sample_is_named(tmp_path: Path):
