@@ -1,5 +1,7 @@
 """Fixtures of every test."""
 
+import logging
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -24,3 +26,13 @@ def shared_dir() -> Path:
     if not path.is_dir():
         pytest.skip(f"the reference material is not at {path}")
     return path
+
+
+@pytest.fixture(autouse=True)
+def log_levels() -> Iterator[None]:
+    """A test that configures logging, as the tools do, leaves no trace of it."""
+    loggers = [logging.getLogger(name) for name in (None, "detr", "ops")]
+    levels = [logger.level for logger in loggers]
+    yield
+    for logger, level in zip(loggers, levels, strict=True):
+        logger.setLevel(level)

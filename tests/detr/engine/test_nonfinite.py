@@ -209,7 +209,7 @@ def test_spikes_are_said_once(
         assert warnings_of(caplog) == []
         for number in (30, 31):
             monitor.after_step(number, window, replace(result, loss=torch.tensor(11.0), grad_norm=torch.tensor(21.0)))
-    messages = [record.message for record in caplog.records]
+    messages = warnings_of(caplog)
     assert len(messages) == 2
     assert "step 30: train/loss is 11, usually 2; images [0, 1]" in messages[0]
     assert "step 30: train/grad_norm is 21, usually 1" in messages[1]
