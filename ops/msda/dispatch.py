@@ -2,7 +2,7 @@
 
 import logging
 from dataclasses import dataclass
-from functools import cache, lru_cache
+from functools import cache
 from importlib import import_module
 from types import ModuleType
 
@@ -10,8 +10,8 @@ import torch
 
 from ops.msda.config import Accumulator, KernelConfig
 from ops.msda.problem import Problem, named_dtypes
-from ops.msda.tuning.device import device_tuning, visible_device
-from ops.msda.tuning.shape_class import Direction, Sums, shape_class, sums_of
+from ops.msda.tuning.device import choice_of, device_tuning
+from ops.msda.tuning.shape_class import sums_of
 
 logger = logging.getLogger("ops")
 
@@ -146,39 +146,15 @@ def runnable_backends(
 def forward_backend(name: str, problem: Problem) -> ModuleType:
     """The module that runs the forward pass, for a name that `resolve` returned."""
     if name == "auto":
-        name = _winner(problem, "forward", None)
+        name = choice_of(problem, "forward", None).backend
     return backend_module(name)
 
 
 def backward_backend(name: str, problem: Problem, accumulator: Accumulator, deterministic: bool) -> ModuleType:
     """The module that runs the backward pass, for a name that `resolve` returned."""
     if name == "auto":
-        name = _winner(problem, "backward", sums_of(problem.value.dtype, accumulator, deterministic))
+        name = choice_of(problem, "backward", sums_of(problem.value.dtype, accumulator, deterministic)).backend
     return backend_module(name)
-
-
-def _winner(problem: Problem, direction: Direction, sums: Sums | None) -> str:
-    value, spatial_shapes, locations, *_ = problem
-    return _winner_of_shape(
-        direction, value.dtype, value.shape, problem.Lq, spatial_shapes, locations.shape[4], sums, value.device.index
-    )
-
-
-# `auto` stays `auto` only if all backends of the table can run, so none needs asking again
-@lru_cache(maxsize=1024)
-def _winner_of_shape(
-    direction: Direction,
-    value_dtype: torch.dtype,
-    value_shape: tuple[int, ...],
-    Lq: int,
-    spatial_shapes: tuple[tuple[int, int], ...],
-    P: int,
-    sums: Sums | None,
-    device_index: int,
-) -> str:
-    multiprocessors = visible_device(device_index).multiprocessors
-    kind = shape_class(direction, value_dtype, value_shape, Lq, spatial_shapes, P, sums, multiprocessors)
-    return device_tuning(device_index).choice(kind).backend
 
 
 @cache

@@ -11,6 +11,8 @@ from ops import BackendUnavailable, KernelConfig, ms_deform_attn, ms_deform_attn
 from ops.msda import dispatch
 from ops.msda.library import attend
 from ops.msda.problem import Gradients
+from ops.msda.tuning import device as tuning_device
+from ops.msda.tuning.device import choice_for
 from ops.msda.tuning.shipped import shipped_tuning
 from ops.msda.tuning.table import Device, Row, Tuning
 from ops.testing import Case, random_problem
@@ -134,9 +136,9 @@ def test_each_direction_runs_its_winner(monkeypatch, problem, compiled):
 
     stands = {"cuda": Stand("cuda"), "triton": Stand("triton")}
     monkeypatch.setattr(dispatch, "backend_module", lambda name: stands[name])
-    monkeypatch.setattr(dispatch, "device_tuning", lambda index: MIXED)
-    monkeypatch.setattr(dispatch, "visible_device", lambda index: H200)
-    dispatch._winner_of_shape.cache_clear()
+    monkeypatch.setattr(tuning_device, "device_tuning", lambda index: MIXED)
+    monkeypatch.setattr(tuning_device, "visible_device", lambda index: H200)
+    choice_for.cache_clear()
 
     def step(value):
         return attend(problem._replace(value=value), "auto", "float32", False)
@@ -151,9 +153,9 @@ def test_each_direction_runs_its_winner(monkeypatch, problem, compiled):
             assert (grad == 2).all()
         assert ran == [("triton", "forward"), ("cuda", "backward")] * 2
         # the table is asked once a shape
-        assert dispatch._winner_of_shape.cache_info().misses == 2
+        assert choice_for.cache_info().misses == 2
     finally:
-        dispatch._winner_of_shape.cache_clear()
+        choice_for.cache_clear()
 
 
 def test_second_derivatives_of_the_reference():

@@ -9,13 +9,15 @@ from pathlib import Path
 
 import pytest
 import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 from ops.msda.cuda import backend
 from ops.msda.cuda.launch import DeviceLimits, Kernel
 from ops.msda.cuda.plan import Maps, Signature, backward_launches, forward_launch
 from ops.msda.triton import backend as triton_backend
+from ops.msda.tuning import device as tuning_device
 from ops.msda.tuning import store
-from ops.msda.tuning.device import tuning_of
+from ops.msda.tuning.device import choice_for, tuning_of
 from ops.msda.tuning.launch_shape import Choice, LaunchShape
 from ops.msda.tuning.shape_class import ShapeClass, shape_class, sums_of
 from ops.msda.tuning.shipped import shipped_tuning
@@ -182,10 +184,10 @@ class TestBackends:
                 return table.choice(kind)
 
         self.launched = []
-        caches = (backend._forward_launch, backend._backward_launches, triton_backend._tabled_for)
-        for module in (backend, triton_backend):
+        caches = (backend._forward_launch, backend._backward_launches, choice_for)
+        for module in (backend, tuning_device):
             monkeypatch.setattr(module, "device_tuning", lambda index: Asked())
-        monkeypatch.setattr(triton_backend, "visible_device", lambda index: H200)
+        monkeypatch.setattr(tuning_device, "visible_device", lambda index: H200)
         monkeypatch.setattr(backend, "device_limits", lambda index: DeviceLimits(132, H200.max_shared))
         monkeypatch.setattr(backend, "_kernel", lambda instance, index: Kernel(instance, None, 1 << 20))
         monkeypatch.setattr(backend, "launch", lambda prepared, pointers: self.launched.append(prepared.kernel.name))
@@ -266,9 +268,12 @@ class TestBackends:
 
     def test_triton(self, asked, monkeypatch):
         monkeypatch.setattr(triton_backend, "_interpreted", lambda: False)
-        sizes = ((2, S, 8, 32), S, SHAPES, 4)
+        with FakeTensorMode():
+            value = torch.empty(2, S, 8, 32, dtype=BF16, device="cuda:0")
+            locations = torch.empty(2, S, 8, len(SHAPES), 4, 2, device="cuda:0")
+        problem = self.problem()[0]._replace(value=value, spatial_shapes=SHAPES, locations=locations)
         for _ in range(2):
-            assert triton_backend._tabled_for("backward", BF16, *sizes, "float32", 0) == self.TRITON
+            assert triton_backend._tabled(problem, "backward", "float32") == self.TRITON
         assert asked == [ENCODER]
 
 

@@ -1,6 +1,5 @@
 """The Triton backend. With TRITON_INTERPRET=1 set before Triton is imported, it runs on CPU tensors."""
 
-from functools import lru_cache
 from importlib.util import find_spec
 from typing import Any
 
@@ -10,9 +9,9 @@ from torch import Tensor
 from ops.msda.config import Accumulator
 from ops.msda.fixed_point import fixed_point_scale, from_fixed_point
 from ops.msda.problem import Gradients, Problem
-from ops.msda.tuning.device import device_tuning, visible_device
+from ops.msda.tuning.device import choice_of
 from ops.msda.tuning.launch_shape import LaunchShape
-from ops.msda.tuning.shape_class import Direction, Sums, shape_class, sums_of
+from ops.msda.tuning.shape_class import Direction, Sums, sums_of
 
 RUNS_ON = "any GPU Triton compiles for; float32, float16, bfloat16"
 _DTYPES = (torch.float32, torch.float16, torch.bfloat16)
@@ -147,29 +146,10 @@ def _launch(
 
 
 def _tabled(problem: Problem, direction: Direction, sums: Sums | None) -> LaunchShape:
-    value, spatial_shapes, locations, *_ = problem
-    return _tabled_for(
-        direction, value.dtype, value.shape, problem.Lq, spatial_shapes, locations.shape[4], sums, value.device.index
-    )
-
-
-@lru_cache(maxsize=1024)
-def _tabled_for(
-    direction: Direction,
-    value_dtype: torch.dtype,
-    value_shape: tuple[int, ...],
-    Lq: int,
-    spatial_shapes: tuple[tuple[int, int], ...],
-    P: int,
-    sums: Sums | None,
-    device_index: int | None,
-) -> LaunchShape:
     """What the table of the device has for a problem."""
-    if _interpreted() or device_index is None:
+    if _interpreted() or problem.value.device.index is None:
         return _INTERPRETED
-    multiprocessors = visible_device(device_index).multiprocessors
-    kind = shape_class(direction, value_dtype, value_shape, Lq, spatial_shapes, P, sums, multiprocessors)
-    return device_tuning(device_index).choice(kind).triton
+    return choice_of(problem, direction, sums).triton
 
 
 def _inputs(problem: Problem) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:

@@ -1,17 +1,45 @@
 """The table of the GPU at hand: the shipped one, overridden by what was tuned on this machine."""
 
 import logging
-from functools import cache
+from functools import cache, lru_cache
 from pathlib import Path
 
 import torch
 
 from ops.msda.cache_dir import cache_dir
+from ops.msda.problem import Problem
+from ops.msda.tuning.launch_shape import Choice
+from ops.msda.tuning.shape_class import Direction, Sums, shape_class
 from ops.msda.tuning.shipped import is_measured, shipped_tuning
 from ops.msda.tuning.store import TuningFileError, read_tuning, tuning_path
 from ops.msda.tuning.table import Device, Row, Tuning
 
 logger = logging.getLogger("ops")
+
+
+def choice_of(problem: Problem, direction: Direction, sums: Sums | None) -> Choice:
+    """What the table of a problem's GPU has for it; asked once for its sizes."""
+    value, spatial_shapes, locations, *_ = problem
+    return choice_for(
+        direction, value.dtype, value.shape, problem.Lq, spatial_shapes, locations.shape[4], sums, value.device.index
+    )
+
+
+@lru_cache(maxsize=1024)
+def choice_for(
+    direction: Direction,
+    value_dtype: torch.dtype,
+    value_shape: tuple[int, ...],
+    Lq: int,
+    spatial_shapes: tuple[tuple[int, int], ...],
+    P: int,
+    sums: Sums | None,
+    device_index: int,
+) -> Choice:
+    """`choice_of` by the sizes of a problem."""
+    multiprocessors = visible_device(device_index).multiprocessors
+    kind = shape_class(direction, value_dtype, value_shape, Lq, spatial_shapes, P, sums, multiprocessors)
+    return device_tuning(device_index).choice(kind)
 
 
 @cache
