@@ -47,8 +47,8 @@ def compile_regions(
     Args:
         model: A `DeformableDETR`; its parameter names do not change.
         criterion: Its arithmetic is compiled, too.
-        shapes: What a second padded size does. `auto` compiles one graph for all sizes from then on, which is slower
-            than graphs made for one size; `static` compiles every size for itself, up to a minute each the first
+        shapes: What a second padded size does. `auto` compiles one graph for all sizes from then on, which cannot be
+            made for one; `static` compiles every size for itself, up to a minute each the first
             time, after that from PyTorch's cache on disk.
         max_graphs_per_region: More graphs of one region than this raise instead of running uncompiled.
 

@@ -42,8 +42,8 @@ class Encoder(nn.Module):
     One-dimensional parameters start equal in all copies, as in the original.
 
     Attributes:
-        recompute: In training, keep only what goes into a layer and run it again in the backward pass: about half
-            the step's memory for a third more time in the encoder. `trainer.recompute` sets it.
+        recompute: In training, keep only what goes into a layer and run it again in the backward pass: less memory
+            for more time. `trainer.recompute` sets it.
     """
 
     def __init__(self, layer: EncoderLayer, num_layers: int) -> None:
