@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from ops.msda.config import Accumulator
+from ops.msda.dispatch import backend_module
 from ops.msda.problem import Gradients, Problem
 from ops.msda.reference import (
     attention_weights_from_logits,
@@ -111,6 +112,21 @@ def run_reference(problem: Problem, grad_output: Tensor, dtype: torch.dtype) -> 
     if problem.reference_points is None:
         return output.detach(), Gradients(gradients[0], gradients[1], gradients[2], None)
     return output.detach(), Gradients(*gradients)
+
+
+def run_backend(
+    name: str,
+    problem: Problem,
+    grad_output: Tensor,
+    accumulator: Accumulator = "float32",
+    deterministic: bool = False,
+    needs: tuple[bool, bool, bool, bool] = (True, True, True, True),
+) -> tuple[Tensor, Gradients]:
+    """Output and gradients of a kernel backend, without autograd around it; `needs` as its `backward` takes them."""
+    module = backend_module(name)
+    if problem.reference_points is None:
+        needs = (*needs[:3], False)
+    return module.forward(problem), module.backward(problem, grad_output, needs, accumulator, deterministic)
 
 
 def native_value_gradient(problem: Problem, grad_output: Tensor) -> Tensor:
