@@ -184,6 +184,22 @@ def make_trainer(
     )
 
 
+def compare_bits(first: Any, second: Any, path: str = "") -> None:
+    """Bit for bit, through nested containers."""
+    if isinstance(first, torch.Tensor):
+        assert torch.equal(first, second), path
+    elif isinstance(first, dict):
+        assert first.keys() == second.keys(), path
+        for key in first:
+            compare_bits(first[key], second[key], f"{path}.{key}")
+    elif isinstance(first, list | tuple):
+        assert len(first) == len(second), path
+        for index, pair in enumerate(zip(first, second, strict=True)):
+            compare_bits(*pair, f"{path}[{index}]")
+    else:
+        assert first == second, path
+
+
 @pytest.fixture(autouse=True)
 def one_thread() -> None:
     """The tests are too small for more, and sums in a fixed order are what they compare."""
@@ -249,3 +265,8 @@ def checkpoint() -> Checkpoint:
         metrics={"AP": 0.5, "per_class": {"cat": None}},
         best={"epoch": 2, "AP": 0.5},
     )
+
+
+@pytest.fixture(scope="session")
+def assert_same() -> Callable[..., None]:
+    return compare_bits

@@ -46,26 +46,14 @@ def kill() -> None:
     raise Killed
 
 
-def assert_same(first: Any, second: Any, path: str) -> None:
-    """Bit for bit, through nested containers."""
-    if isinstance(first, torch.Tensor):
-        assert torch.equal(first, second), path
-    elif isinstance(first, dict):
-        assert first.keys() == second.keys(), path
-        for key in first:
-            assert_same(first[key], second[key], f"{path}.{key}")
-    elif isinstance(first, list | tuple):
-        assert len(first) == len(second), path
-        for index, pair in enumerate(zip(first, second, strict=True)):
-            assert_same(*pair, f"{path}[{index}]")
-    else:
-        assert first == second, path
+@pytest.fixture
+def assert_same_end(assert_same: Callable[..., None]) -> Callable[[Path, Path], None]:
+    def check(first: Path, second: Path) -> None:
+        one, other = (load_checkpoint(path / "last.pt") for path in (first, second))
+        for field in (*STATE, "metrics", "best"):
+            assert_same(getattr(one, field), getattr(other, field), field)
 
-
-def assert_same_end(first: Path, second: Path) -> None:
-    one, other = (load_checkpoint(path / "last.pt") for path in (first, second))
-    for field in (*STATE, "metrics", "best"):
-        assert_same(getattr(one, field), getattr(other, field), field)
+    return check
 
 
 @pytest.fixture(scope="module")
@@ -90,7 +78,14 @@ def whole(start: Callable[..., Any], tmp_path_factory: pytest.TempPathFactory) -
 
 
 @pytest.mark.parametrize(("step", "every"), [(2, 1), (3, 1), (4, 1), (6, 1), (6, 2)])
-def test_killed_within_an_epoch(start: Callable[..., Any], whole: Path, tmp_path: Path, step: int, every: int):
+def test_killed_within_an_epoch(
+    start: Callable[..., Any],
+    assert_same_end: Callable[[Path, Path], None],
+    whole: Path,
+    tmp_path: Path,
+    step: int,
+    every: int,
+):
     path = tmp_path / "run"
     logger = CompositeLogger([JsonlLogger(path / "metrics.jsonl"), AtStep(step, kill)])
     with pytest.raises(Killed):
@@ -106,7 +101,13 @@ def test_killed_within_an_epoch(start: Callable[..., Any], whole: Path, tmp_path
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGUSR1])
-def test_a_signal_saves_within_a_step(start: Callable[..., Any], whole: Path, tmp_path: Path, number: signal.Signals):
+def test_a_signal_saves_within_a_step(
+    start: Callable[..., Any],
+    assert_same_end: Callable[[Path, Path], None],
+    whole: Path,
+    tmp_path: Path,
+    number: signal.Signals,
+):
     path = tmp_path / "run"
     handlers = signal.getsignal(number)
 
@@ -125,7 +126,9 @@ def test_a_signal_saves_within_a_step(start: Callable[..., Any], whole: Path, tm
     assert_same_end(path, whole)
 
 
-def test_a_signal_during_evaluation_costs_nothing(start: Callable[..., Any], whole: Path, tmp_path: Path):
+def test_a_signal_during_evaluation_costs_nothing(
+    start: Callable[..., Any], assert_same_end: Callable[[Path, Path], None], whole: Path, tmp_path: Path
+):
     path = tmp_path / "run"
     run = start(path, save_every_steps=None)
     save = run.writer.save

@@ -30,23 +30,9 @@ class KillAt:
         pass
 
 
-def assert_same(first: Any, second: Any, path: str = "") -> None:
-    """Bit for bit, through nested containers."""
-    if isinstance(first, torch.Tensor):
-        assert torch.equal(first, second), path
-    elif isinstance(first, dict):
-        assert first.keys() == second.keys(), path
-        for key in first:
-            assert_same(first[key], second[key], f"{path}.{key}")
-    elif isinstance(first, list | tuple):
-        assert len(first) == len(second), path
-        for index, pair in enumerate(zip(first, second, strict=True)):
-            assert_same(*pair, f"{path}[{index}]")
-    else:
-        assert first == second, path
-
-
-def test_two_and_two_epochs_equal_four_bit_for_bit(trainer: Callable[..., Any], tmp_path: Path):
+def test_two_and_two_epochs_equal_four_bit_for_bit(
+    trainer: Callable[..., Any], assert_same: Callable[..., None], tmp_path: Path
+):
     # two steps an epoch, dropout and an average on, the rate cut after epoch 2
     trainer(tmp_path / "whole").fit()
     log = JsonlLogger(tmp_path / "broken" / "metrics.jsonl")
@@ -209,7 +195,7 @@ def test_the_averaged_copy_is_what_is_evaluated(trainer: Callable[..., Any], tmp
 
 
 def test_an_evaluation_that_fails_costs_no_epoch(
-    trainer: Callable[..., Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    assert_same: Callable[..., None], trainer: Callable[..., Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     run = trainer(tmp_path / "run", epochs=2)
 
