@@ -5,13 +5,11 @@ the host, the loss and the optimizer stay outside.
 """
 
 import logging
-from collections.abc import Iterator
-from contextlib import contextmanager
 
 import torch
 from torch import Tensor, nn
 
-from detr.engine.random_state import restore_torch_streams, torch_streams
+from detr.engine.as_if_not_run import as_if_not_run
 from detr.structures import DetectorOutput, ImageBatch, LayerOutput
 
 logger = logging.getLogger(__name__)
@@ -81,6 +79,8 @@ class GraphedDetector(nn.Module):
         torch.set_autocast_cache_enabled(False)
         torch.clear_autocast_cache()
         try:
+            # warming up takes the batch at hand: batch norms would count it several times over, and a resumed run,
+            # which captures anew, would draw other numbers than one that never stopped
             with as_if_not_run(self.detector, images.pixels.device):
                 captured = torch.cuda.make_graphed_callables(
                     _TensorPass(self.detector), arguments, allow_unused_input=True, pool=self._pool
@@ -102,24 +102,6 @@ class GraphedDetector(nn.Module):
                 self.max_graphs,
                 len(self._uncaptured),
             )
-
-
-@contextmanager
-def as_if_not_run(detector: nn.Module, device: torch.device) -> Iterator[None]:
-    """Passes in here leave no trace in batch statistics and random streams.
-
-    A capture warms up with the batch at hand: batch norms would count it several times over, and a resumed run, which
-    captures anew, would draw other numbers than one that never stopped.
-    """
-    streams = torch_streams(device)
-    buffers = [buffer.clone() for buffer in detector.buffers()]
-    try:
-        yield
-    finally:
-        restore_torch_streams(streams, device)
-        with torch.no_grad():
-            for buffer, before in zip(detector.buffers(), buffers, strict=True):
-                buffer.copy_(before)
 
 
 class _TensorPass(nn.Module):

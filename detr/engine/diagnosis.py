@@ -6,7 +6,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from detr.engine.random_state import TorchStreams, restore_torch_streams, torch_streams
+from detr.engine.as_if_not_run import as_if_not_run
+from detr.engine.random_state import TorchStreams, restore_torch_streams
 from detr.engine.state import TrainState
 from detr.structures import Batch, DetectorOutput, LayerOutput
 
@@ -26,18 +27,11 @@ def first_nonfinite(state: TrainState, window: Sequence[Batch], random_streams: 
     for name, parameter in state.detector.named_parameters():
         if not _is_finite(parameter):
             return f"the weight {name} ({_describe(parameter)})"
-    now = torch_streams(state.device)
-    buffers = {name: buffer.clone() for name, buffer in state.detector.named_buffers()}
-    restore_torch_streams(random_streams, state.device)
-    try:
-        # hooks do not run in compiled regions
-        with torch.compiler.set_stance("force_eager"):
-            found = (_first_in_batch(state, batch) for batch in window)
-            return next((name for name in found if name is not None), None)
-    finally:
-        restore_torch_streams(now, state.device)
-        for name, buffer in state.detector.named_buffers():
-            buffer.copy_(buffers[name])
+    # hooks do not run in compiled regions
+    with as_if_not_run(state.detector, state.device), torch.compiler.set_stance("force_eager"):
+        restore_torch_streams(random_streams, state.device)
+        found = (_first_in_batch(state, batch) for batch in window)
+        return next((name for name in found if name is not None), None)
 
 
 def _first_in_batch(state: TrainState, batch: Batch) -> str | None:

@@ -6,7 +6,8 @@ from torch import nn
 
 from detr.benchmark.step_data import synthetic_batches
 from detr.distributed import DistributedContext
-from detr.engine.cuda_graphs import GraphedDetector, _from_tensors, _to_tensors, as_if_not_run, loader_pins
+from detr.engine.as_if_not_run import as_if_not_run
+from detr.engine.cuda_graphs import GraphedDetector, _from_tensors, _to_tensors, loader_pins
 from detr.engine.optim import build_adamw
 from detr.engine.precision import Precision
 from detr.engine.schedule import StepDecay
