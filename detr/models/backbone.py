@@ -90,11 +90,11 @@ class Backbone(nn.Module):
 
     def forward(self, images: ImageBatch) -> tuple[Tensor, ...]:
         """Feature maps (N, C_i, H / stride_i, W / stride_i), fine to coarse."""
-        # batches from files have the channels of a pixel side by side
-        pixels = images.pixels.to(self.pixel_mean.dtype, memory_format=torch.contiguous_format) / 255
+        # as the convolutions want them, and as batches from files come
+        pixels = images.pixels.to(self.pixel_mean.dtype, memory_format=torch.channels_last) / 255
         pixels = (pixels - self.pixel_mean) / self.pixel_std
-        # padding is zero after normalisation, as DETR pads normalised images
-        pixels = pixels.masked_fill(images.padding_mask[:, None], 0).contiguous(memory_format=torch.channels_last)
+        # padding is zero after normalisation, as DETR pads normalised images; in place, which keeps the layout
+        pixels.masked_fill_(images.padding_mask[:, None], 0)
         features = self.net(pixels)
         if self._channels_last:
             features = [feature.permute(0, 3, 1, 2) for feature in features]

@@ -113,3 +113,15 @@ class TestBadInput:
         save_file({"conv1.weight": torch.zeros(1, 3, 7, 7)}, path)
         with pytest.raises(ValueError, match=r"conv1.weight has shape \(1, 3, 7, 7\), this backbone needs"):
             Backbone("resnet18", pretrained=str(path))
+
+
+@pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last])
+def test_the_convolutions_get_channels_last_from_any_batch(layout):
+    backbone = Backbone("test_resnet")
+    seen = {}
+    backbone.net.register_forward_pre_hook(lambda _, inputs: seen.update(pixels=inputs[0]))
+    images = [torch.randint(0, 256, (3, 64, width), dtype=torch.uint8) for width in (96, 64)]
+    batch = ImageBatch.from_images(images)
+    backbone(ImageBatch(batch.pixels.contiguous(memory_format=layout), batch.padding_mask, batch.sizes))
+    assert seen["pixels"].is_contiguous(memory_format=torch.channels_last)
+    assert not seen["pixels"][1, :, :, 64:].any()
