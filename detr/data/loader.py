@@ -6,6 +6,7 @@ rank, and loading in the main process leaves the random numbers of training alon
 """
 
 import random
+import time
 import traceback
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -22,6 +23,9 @@ from detr.data.epoch_order import EpochOrder, Sampling
 from detr.data.samplers import Draw, EvalSampler, TrainSampler
 from detr.data.workers import WorkerLog, ignore_stop_signals
 from detr.structures import Batch
+
+# a process that dumps its core is dead only afterwards
+SECONDS_UNTIL_A_DEATH_IS_KNOWN = 5.0
 
 
 class DetectionLoader:
@@ -103,11 +107,18 @@ class DetectionLoader:
     def naming_dead_workers(self) -> Iterator[None]:
         """Put around what is done with the batches: PyTorch interrupts the main process wherever it is.
 
+        A worker that dies while it hands over a batch breaks the connection first: that error waits for PyTorch's word,
+        which the end of a child process brings.
+
         Raises:
             ChildProcessError: A worker died; names the sample it loaded.
         """
         try:
-            yield
+            try:
+                yield
+            except (ConnectionError, EOFError):
+                time.sleep(SECONDS_UNTIL_A_DEATH_IS_KNOWN)  # PyTorch's handler of SIGCHLD raises from here
+                raise
         except RuntimeError as error:
             message = self._worker_log.explain(error, self.dataset)
             if message is None:

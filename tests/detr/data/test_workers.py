@@ -4,6 +4,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 from typing import Any
@@ -39,6 +40,29 @@ def test_a_worker_that_dies_names_its_sample(number: signal.Signals):
     # PyTorch interrupts the main process while it waits for the batch, or in what it does with one
     with pytest.raises(ChildProcessError, match=r"worker died .* loaded sample 3\. .*num_workers"):
         train_on(loader)
+
+
+@pytest.mark.parametrize("first", [ConnectionResetError, ConnectionRefusedError, BrokenPipeError, EOFError])
+def test_a_worker_that_dies_while_it_hands_over_a_batch_names_its_sample(first: type[Exception]):
+    """The connection that carries the batch breaks before the main process hears of the death."""
+    loader = make_loader(signal.SIGCONT)
+    with pytest.raises(ChildProcessError, match=r"worker died .* loaded sample \d"):
+        lose_the_worker(loader, first())
+
+
+def lose_the_worker(loader: DetectionLoader, first: Exception) -> None:
+    with loader.naming_dead_workers():
+        next(iter(loader))
+        assert loader._worker_log._rows is not None
+        worker = int(loader._worker_log._rows[0, 0])
+        threading.Timer(0.3, os.kill, (worker, signal.SIGKILL)).start()
+        raise first
+
+
+def test_a_broken_connection_of_something_else_stays_what_it_is(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr("detr.data.loader.SECONDS_UNTIL_A_DEATH_IS_KNOWN", 0.1)
+    with pytest.raises(ConnectionResetError, match="another"), make_loader(signal.SIGCONT).naming_dead_workers():
+        raise ConnectionResetError("another")
 
 
 def train_on(loader: DetectionLoader) -> None:
