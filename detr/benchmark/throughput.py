@@ -16,7 +16,7 @@ from detr.engine.step import train_step
 from detr.structures import Batch
 from detr.telemetry.timer import PhaseTimer
 
-PHASES = ("data", "h2d", "forward", "loss", "backward", "optimizer")
+PHASES = ("data", "h2d", "forward", "loss", "backward", "all_reduce", "optimizer")
 
 
 @dataclass(frozen=True)

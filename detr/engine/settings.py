@@ -23,8 +23,7 @@ class TrainerSettings:
             on from the one before.
         compile: Run the backbone, the neck and every layer compiled.
         compile_shapes: auto | static, see `compile_regions`.
-        cuda_graphs: Launch forward and backward as captured graphs, one pair a padded size; one process only. See
-            `GraphedDetector`.
+        cuda_graphs: Launch forward and backward as captured graphs, one pair a padded size. See `GraphedDetector`.
         recompute: Run the encoder's layers again in the backward pass instead of keeping what they computed.
         nonfinite: What happens when the loss or the gradients of a step are not finite: "skip" leaves it out, "stop"
             ends the run. Either way the fault is named and the batch written to the folder nonfinite.

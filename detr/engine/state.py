@@ -10,7 +10,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
-from detr.distributed import DistributedContext
+from detr.distributed import DistributedContext, broadcast_tensors
 from detr.engine.compile import CompiledRegions, ShapeMode, compile_regions
 from detr.engine.cuda_graphs import GraphedDetector
 from detr.engine.ema import EMA
@@ -25,7 +25,8 @@ class TrainState:
     """What a step changes, and what it needs to do so.
 
     Attributes:
-        model: The detector on `device`, in training mode, wrapped in DDP when there are several ranks.
+        model: The detector on `device`, in training mode, wrapped in DDP when there are several ranks, or in the
+            captured passes.
         criterion: The loss, on `device`.
         optimizer: Over the model's trainable parameters.
         schedule: Of the optimizer's rates.
@@ -37,6 +38,8 @@ class TrainState:
         compiled: The regions that run compiled, or None.
         graphs: The captured passes, inside `model`, or None.
         retry_oom: Train a step that does not fit into memory in halves.
+        averages_gradients: The step averages the gradients of all ranks after the backward pass, since nothing does
+            so within.
     """
 
     model: nn.Module
@@ -51,6 +54,7 @@ class TrainState:
     compiled: CompiledRegions | None = None
     graphs: GraphedDetector | None = None
     retry_oom: bool = False
+    averages_gradients: bool = False
 
     @property
     def detector(self) -> nn.Module:
@@ -97,7 +101,9 @@ def build_train_state(
         max_grad_norm: See `TrainState`.
         compile: Compile the regions of `compile_regions`; the averaged copy stays uncompiled.
         compile_shapes: See `compile_regions`.
-        cuda_graphs: Run forward and backward as captured graphs, see `GraphedDetector`; one process only.
+        cuda_graphs: Run forward and backward as captured graphs, see `GraphedDetector`. Several ranks average their
+            gradients after the backward pass, not beside it: sizes are captured by each rank when they come, so no
+            collective may be part of a capture, and DDP's hooks on the parameters cannot be.
         recompute: Keep less of the encoder for the backward pass, see `Encoder`.
         retry_oom: See `TrainState`; one process only, and no captured graphs.
 
@@ -108,12 +114,6 @@ def build_train_state(
         raise ValueError(
             "trainer.retry_oom=true splits batches, and trainer.cuda_graphs=true takes one batch an optimizer step; "
             "set one of them to false"
-        )
-    if cuda_graphs and context.world_size > 1:
-        # DDP holds the accumulation nodes of all parameters, made on the default stream, which no capture may wait for
-        raise ValueError(
-            f"trainer.cuda_graphs=true needs one process, got {context.world_size} ranks: passes cannot be captured "
-            "under DDP. Set trainer.cuda_graphs=false"
         )
     if retry_oom and context.world_size > 1:
         raise ValueError(
@@ -128,7 +128,10 @@ def build_train_state(
     optimizer = make_optimizer(model, total_batch=total_batch)
     graphs = GraphedDetector(model) if cuda_graphs else None
     wrapped = graphs or model
-    if context.world_size > 1:
+    if graphs is not None:
+        # as DDP does when it is built
+        broadcast_tensors([*model.parameters(), *model.buffers()])
+    elif context.world_size > 1:
         # the batch is moved by the step, so DDP gets no device ids; gradients live in the buckets that travel.
         # Not static_graph: with no_sync it leaves the gradients of the first window unreduced (PyTorch 2.14), and
         # since every parameter takes part in every step it saves nothing
@@ -151,6 +154,7 @@ def build_train_state(
         compiled=compiled,
         graphs=graphs,
         retry_oom=retry_oom,
+        averages_gradients=graphs is not None and context.world_size > 1,
     )
 
 

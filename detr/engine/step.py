@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
-from detr.distributed import all_reduce_sum, world_size
+from detr.distributed import all_reduce_sum, average_tensors, world_size
 from detr.engine.out_of_memory import can_be_halved, describe_window, halves
 from detr.engine.state import TrainState
 from detr.losses import LossOutput
@@ -60,7 +60,8 @@ def train_step(
 
     Args:
         window: One batch, or the micro batches to accumulate, on the CPU; the same number on every rank.
-        timer: Gets the spans h2d, forward, loss, backward and optimizer; None times nothing.
+        timer: Gets the spans h2d, forward, loss, backward, all_reduce (with `state.averages_gradients`; DDP sums
+            within backward) and optimizer; None times nothing.
         stop_requested: What this rank tells the others, who may have to stop together.
 
     Raises:
@@ -74,6 +75,9 @@ def train_step(
     timer = timer or PhaseTimer(state.device, enabled=False)
     num_boxes, num_stop_requests = _sums_over_ranks(window, stop_requested, state.device)
     losses = _accumulate_or_halve(state, window, num_boxes, timer)
+    if state.averages_gradients:
+        with timer.span("all_reduce"):
+            average_tensors([parameter.grad for parameter in _parameters(state) if parameter.grad is not None])
 
     lr = state.optimizer.param_groups[0]["lr"]
     with timer.span("optimizer"):
@@ -166,9 +170,8 @@ def _forward_backward(state: TrainState, batch: Batch, num_boxes: Tensor, timer:
 def _update_weights(state: TrainState) -> tuple[Tensor, Tensor]:
     """Clip and step. Returns the norm before clipping and 1.0 where the step was skipped."""
     state.scaler.unscale_(state.optimizer)
-    parameters = [parameter for group in state.optimizer.param_groups for parameter in group["params"]]
     limit = float("inf") if state.max_grad_norm is None else state.max_grad_norm
-    grad_norm = nn.utils.clip_grad_norm_(parameters, limit, foreach=True)
+    grad_norm = nn.utils.clip_grad_norm_(_parameters(state), limit, foreach=True)
     skipped = 1 - grad_norm.isfinite().float()
     if state.scaler.is_enabled():
         state.scaler.step(state.optimizer)
@@ -178,6 +181,10 @@ def _update_weights(state: TrainState) -> tuple[Tensor, Tensor]:
     elif not skipped.item():
         state.optimizer.step()
     return grad_norm, skipped
+
+
+def _parameters(state: TrainState) -> list[Tensor]:
+    return [parameter for group in state.optimizer.param_groups for parameter in group["params"]]
 
 
 def _fused_step(optimizer: Optimizer, skipped: Tensor) -> None:

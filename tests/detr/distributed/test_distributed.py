@@ -109,6 +109,9 @@ def test_collectives_of_two_ranks(tmp_path: Path, repository: Path):
         assert report["input"] == [rank + 1.0, 10.0 * (rank + 1)]
         assert report["broadcast"] == {"from": 0}
         assert report["broadcast from 1"] == 1
+        assert report["averaged"] == [[[1.5] * 3] * 2, [[0, 1.5], [0.5, 2], [1, 2.5]], 0.5]
+        assert report["averaged strides"] == [[3, 1], [1, 3], []]
+        assert report["broadcast parameter"] == [0, 0]
     assert reports[0]["gathered"] == ["", "x" * 1000]
     assert reports[1]["gathered"] == []
 

@@ -24,6 +24,15 @@ def main(output_dir: Path) -> None:
         "broadcast from 1": distributed.broadcast_object(rank, source=1),
         "gathered": distributed.gather_objects("x" * 1000 * rank),
     }
+    # a transposed one, since gradients keep the layout of their parameters
+    averaged = [torch.full((2, 3), 1.0 + rank), torch.arange(6.0).view(2, 3).t() * rank, torch.tensor(float(rank))]
+    distributed.average_tensors(averaged)
+    report["averaged"] = [tensor.tolist() for tensor in averaged]
+    report["averaged strides"] = [list(tensor.stride()) for tensor in averaged]
+    distributed.average_tensors([])
+    parameter = torch.nn.Parameter(torch.full((2,), float(rank)))
+    distributed.broadcast_tensors([parameter])
+    report["broadcast parameter"] = parameter.tolist()
     distributed.barrier()
     (output_dir / f"{rank}.json").write_text(json.dumps(report))
     distributed.cleanup()

@@ -42,12 +42,6 @@ def test_several_passes_a_step_are_refused():
         TrainerSettings(cuda_graphs=True, retry_oom=True)
 
 
-def test_several_ranks_are_refused(train_state):
-    context = DistributedContext(rank=0, local_rank=0, world_size=2, device=torch.device("cpu"))
-    with pytest.raises(ValueError, match="one process, got 2 ranks"):
-        train_state(context=context, cuda_graphs=True)
-
-
 def test_no_thread_pins_batches_beside_captures():
     gpu_device = torch.device("cuda", 0)
     assert loader_pins(gpu_device, cuda_graphs=False)
@@ -82,6 +76,7 @@ def make_state(
     max_graphs=32,
     lr=1e-4,
     freeze_norm=True,
+    world_size=1,
 ):
     torch.manual_seed(0)
     model = deformable_detr(
@@ -105,7 +100,7 @@ def make_state(
         lambda model, total_batch: build_adamw(model, total_batch=total_batch, lr=lr, scale_lr=False),
         StepDecay(epochs=1, milestones=()),
         Precision(precision),
-        DistributedContext(rank=0, local_rank=0, world_size=1, device=torch.device("cuda", 0)),
+        DistributedContext(rank=0, local_rank=0, world_size=world_size, device=torch.device("cuda", 0)),
         total_batch=4,
         steps_per_epoch=100,
         ema_decay=0.9,
@@ -208,6 +203,12 @@ class TestOnTheGPU:
         losses = [float(train_step(state, [batch]).loss) for _ in range(12)]
         assert losses[-1] < losses[0]
         torch._dynamo.reset()
+
+    def test_several_ranks_average_after_the_pass(self):
+        state = make_state(cuda_graphs=True, world_size=2)
+        assert state.model is state.graphs
+        assert state.averages_gradients
+        assert not make_state(cuda_graphs=True).averages_gradients
 
     def test_several_batches_a_step_are_refused(self):
         batch = make_batches()[0]

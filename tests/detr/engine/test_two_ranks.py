@@ -31,7 +31,9 @@ def reports(tmp_path_factory: pytest.TempPathFactory, repository: Path) -> dict[
     return {path.stem: torch.load(path, weights_only=True) for path in output_dir.iterdir()}
 
 
-@pytest.mark.parametrize(("dtype", "tolerance"), [("torch.float64", 1e-9), ("torch.float32", 1e-5)])
+@pytest.mark.parametrize(
+    ("dtype", "tolerance"), [("torch.float64", 1e-9), ("torch.float32", 1e-5), ("averaged torch.float64", 1e-9)]
+)
 @pytest.mark.parametrize("number", [0, 1])
 def test_gradients_equal_those_of_one_rank(reports: dict[str, Any], dtype: str, tolerance: float, number: int):
     one, first, second = (reports[name][f"{dtype}/{number}"] for name in ("rank0_of_1", "rank0_of_2", "rank1_of_2"))
@@ -47,7 +49,7 @@ def test_gradients_equal_those_of_one_rank(reports: dict[str, Any], dtype: str, 
 
 @pytest.mark.parametrize("what", ["weights", "ema"])
 def test_ranks_stay_equal(reports: dict[str, Any], what: str):
-    for dtype in ("torch.float64", "torch.float32"):
+    for dtype in ("torch.float64", "torch.float32", "averaged torch.float64"):
         first, second = (reports[name][f"{dtype}/{what}"] for name in ("rank0_of_2", "rank1_of_2"))
         for name, tensor in first.items():
             assert torch.equal(tensor, second[name]), name
@@ -57,3 +59,11 @@ def test_weights_equal_those_of_one_rank(reports: dict[str, Any]):
     one, two = (reports[name]["torch.float64/weights"] for name in ("rank0_of_1", "rank0_of_2"))
     for name, tensor in one.items():
         torch.testing.assert_close(two[name], tensor, rtol=0, atol=1e-7, msg=name)
+
+
+def test_averaging_after_the_pass_equals_averaging_within(reports: dict[str, Any]):
+    """What captured passes do, against DDP."""
+    for what in ("weights", "ema"):
+        within, after = (reports["rank0_of_2"][f"{kind}torch.float64/{what}"] for kind in ("", "averaged "))
+        for name, tensor in within.items():
+            torch.testing.assert_close(after[name], tensor, rtol=0, atol=1e-12, msg=name)

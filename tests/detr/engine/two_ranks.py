@@ -2,18 +2,19 @@
 
 import copy
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import torch
 
-from detr.distributed import cleanup, init_distributed, is_main
+from detr.distributed import DistributedContext, broadcast_tensors, cleanup, init_distributed, is_main
 from detr.engine.optim import build_adamw
 from detr.engine.precision import Precision
 from detr.engine.schedule import StepDecay
-from detr.engine.state import build_train_state
+from detr.engine.state import TrainState, build_train_state
 from detr.engine.step import train_step
 from detr.losses import HungarianMatcher, SetCriterion
-from detr.models import Backbone, deformable_detr
+from detr.models import Backbone, DeformableDETR, deformable_detr
 from detr.structures import Batch, ImageBatch, Target
 
 # boxes of each image; rank 1 of 2 gets the second half of each pair, in the second window nothing but negatives
@@ -41,11 +42,30 @@ def make_windows(rank: int, world_size: int) -> list[list[Batch]]:
     return windows
 
 
+def build_state(model: DeformableDETR, context: DistributedContext, *, averaged: bool) -> TrainState:
+    """Under DDP, or as captured passes train: without a wrapper, gradients averaged after the backward pass."""
+    state = build_train_state(
+        model,
+        SetCriterion(num_classes=3, matcher=HungarianMatcher()),
+        build_adamw,
+        StepDecay(epochs=1, milestones=()),
+        Precision("fp32"),
+        replace(context, world_size=1) if averaged else context,
+        total_batch=4,
+        steps_per_epoch=2,
+        ema_decay=0.9,
+    )
+    if not averaged:
+        return state
+    broadcast_tensors([*state.detector.parameters(), *state.evaluated.parameters()])
+    return replace(state, averages_gradients=True)
+
+
 def main(output_dir: Path) -> None:
     torch.set_num_threads(1)
     context = init_distributed("cpu")
     report = {}
-    for dtype in (torch.float64, torch.float32):
+    for kind, dtype in (("", torch.float64), ("", torch.float32), ("averaged ", torch.float64)):
         # each rank starts from other weights: DDP must hand out those of rank 0
         torch.manual_seed(context.rank)
         backbone = Backbone("test_resnet", freeze_norm=True)
@@ -62,26 +82,16 @@ def main(output_dir: Path) -> None:
             dropout=0.0,
             with_box_refine=True,
         )
-        state = build_train_state(
-            model.to(dtype),
-            SetCriterion(num_classes=3, matcher=HungarianMatcher()),
-            build_adamw,
-            StepDecay(epochs=1, milestones=()),
-            Precision("fp32"),
-            context,
-            total_batch=4,
-            steps_per_epoch=2,
-            ema_decay=0.9,
-        )
+        state = build_state(model.to(dtype), context, averaged=bool(kind))
         start = copy.deepcopy(state.detector.state_dict())
         for number, window in enumerate(make_windows(context.rank, context.world_size)):
             # Adam's first step is lr * sign: where a gradient is next to nothing, rounding would decide the weights
             state.detector.load_state_dict(start)
             result = train_step(state, window)
             gradients = {name: p.grad for name, p in state.detector.named_parameters() if p.grad is not None}
-            report[f"{dtype}/{number}"] = {"gradients": gradients, "loss": result.loss, "norm": result.grad_norm}
-        report[f"{dtype}/weights"] = state.detector.state_dict()
-        report[f"{dtype}/ema"] = state.ema.module.state_dict()
+            report[f"{kind}{dtype}/{number}"] = {"gradients": gradients, "loss": result.loss, "norm": result.grad_norm}
+        report[f"{kind}{dtype}/weights"] = state.detector.state_dict()
+        report[f"{kind}{dtype}/ema"] = state.ema.module.state_dict()
     torch.save(report, output_dir / f"rank{context.rank}_of_{context.world_size}.pt")
     assert is_main() == (context.rank == 0)
     cleanup()
