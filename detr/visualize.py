@@ -89,6 +89,35 @@ def draw_target(image: Image.Image | Tensor, target: Target, names: Sequence[str
     return draw_boxes(canvas, boxes, target.labels.tolist(), names=names)
 
 
+def draw_comparison(
+    image: Image.Image | Tensor,
+    target: Target,
+    detections: Detections,
+    names: Sequence[str],
+    *,
+    min_score: float = 0.3,
+    side_px: int = 512,
+) -> Image.Image:
+    """The ground truth on the left, and the detections of at least `min_score` on the right.
+
+    Args:
+        image: The original or a resized one.
+        target: Its ground truth.
+        detections: In pixels of the original image, whose size `target` knows.
+        names: The name of each class.
+        min_score: Of the detections drawn.
+        side_px: Longer side of each half; small images are made larger.
+    """
+    canvas = ImageOps.contain(_as_pillow(image), (side_px, side_px))
+    orig_height_px, orig_width_px = target.orig_size
+    x_scale, y_scale = canvas.width / orig_width_px, canvas.height / orig_height_px
+    scaled = Detections(
+        detections.scores, detections.labels, detections.boxes * torch.tensor([x_scale, y_scale, x_scale, y_scale])
+    )
+    halves = [draw_target(canvas, target, names), draw_detections(canvas, scaled, names, min_score=min_score)]
+    return contact_sheet(halves, num_columns=2, tile_px=side_px)
+
+
 def contact_sheet(images: Sequence[Image.Image], *, num_columns: int = 4, tile_px: int = 320) -> Image.Image:
     """Images side by side in rows, each fitted into a square of `tile_px` without changing its shape.
 

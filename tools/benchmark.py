@@ -9,22 +9,26 @@ import shlex
 import sys
 from pathlib import Path
 
+import numpy as np
 import torch
 from hydra.core.hydra_config import HydraConfig
+from hydra.utils import instantiate
 from omegaconf import DictConfig
+from PIL import Image
 
 from detr.benchmark.matrix import run_matrix
 from detr.benchmark.numerics import numerics_report, plot_numerics
 from detr.benchmark.step_data import write_jpeg_dataset
 from detr.benchmark.step_report import kernel_report, markdown_report, plot_report
-from detr.benchmark.step_row import StepRow, read_rows, write_csv
+from detr.benchmark.step_row import StepRow, flat_table, read_rows, write_csv
 from detr.distributed import is_main
 from detr.engine.run_folder import open_result_folder, write_config
+from detr.telemetry.loggers import CompositeLogger
 from tools.benchmark_row import measure_row
 from tools.launcher import hydra_tool, resolved
 
 # keys of the run of all rows, which its rows do not get
-_OWN_KEYS = ("benchmark", "output_dir", "name", "only", "extra_rows", "time_limit_s", "row_timeout_s")
+_OWN_KEYS = ("benchmark", "output_dir", "name", "only", "extra_rows", "time_limit_s", "row_timeout_s", "logger")
 
 
 @hydra_tool("benchmark")
@@ -41,7 +45,10 @@ def main(cfg: DictConfig) -> None:
     write_config(folder, config)
     rows = _measured(cfg, folder) + [row for file in cfg.extra_rows for row in read_rows(Path(file))]
     recorded = [StepRow(repeat=0, status="recorded", **row) for row in cfg.benchmark.get("recorded", [])]
-    _write_reports(cfg, rows + recorded, folder)
+    rows += recorded
+    _write_reports(cfg, rows, folder)
+    if rows:
+        _log_rows(cfg, rows, folder)
 
 
 def _measured(cfg: DictConfig, folder: Path) -> list[StepRow]:
@@ -97,6 +104,16 @@ def _write_reports(cfg: DictConfig, rows: list[StepRow], folder: Path) -> None:
     (folder / "report.md").write_text(report, encoding="utf-8")
     write_csv(rows, folder / "rows.csv")
     print(report)
+
+
+def _log_rows(cfg: DictConfig, rows: list[StepRow], folder: Path) -> None:
+    """The table and the picture, to loggers that take them."""
+    logger = CompositeLogger([*map(instantiate, cfg.logger.values())])
+    columns, cells = flat_table(rows)
+    logger.log_table(0, "benchmark/rows", columns, cells)
+    with Image.open(folder / "report.png") as picture:
+        logger.log_images(0, "benchmark/report", {"report": np.asarray(picture.convert("RGB"))})
+    logger.close()
 
 
 if __name__ == "__main__":

@@ -11,6 +11,7 @@ from detr.distributed import is_main
 from detr.engine.checkpoint import load_checkpoint
 from detr.engine.cuda_graphs import loader_pins
 from detr.engine.interval import steps_per_epoch
+from detr.engine.media import EvaluationMedia
 from detr.engine.model_card import MODEL_CARD, write_model_card
 from detr.engine.optim import describe_groups
 from detr.engine.random_state import seed_everything
@@ -80,6 +81,10 @@ def main(cfg: DictConfig) -> None:
         print_start(cfg, context, compiled=compiled, output=folder.path, parameters=describe_groups(state.optimizer))
     console = ConsoleLogger(state.schedule.total_steps, first_step=progress.global_step)
     loggers = [JsonlLogger(folder.metrics_log), console, *map(instantiate, cfg.logger.values())]
+    logger = CompositeLogger(loggers, enabled=is_main())
+    media = None
+    if logger.takes_media:
+        media = EvaluationMedia(logger, data.val_dataset(), num_images=settings.num_pictures)
     trainer = Trainer(
         state,
         train_loader,
@@ -91,8 +96,9 @@ def main(cfg: DictConfig) -> None:
         description=RunDescription(data.class_table, data.preprocessing, config),
         context=context,
         progress=progress,
-        logger=CompositeLogger(loggers, enabled=is_main()),
+        logger=logger,
         console=console if is_main() else None,
+        media=media,
     )
     metrics = trainer.fit()
     if is_main():

@@ -161,16 +161,32 @@ def read_rows(path: Path) -> list[StepRow]:
     return rows
 
 
-def write_csv(rows: Sequence[StepRow], path: Path) -> None:
-    """All columns but the nested ones; phases and what the wall time went into become columns of their own."""
+def flat_table(rows: Sequence[StepRow]) -> tuple[list[str], list[list[Any]]]:
+    """The columns and their cells, without the nested ones; phases and parts of the wall time are columns of their own.
+
+    Args:
+        rows: One or more.
+
+    Returns:
+        The names of the columns, and a list of plain values a row; None where a row has none.
+    """
     phases = sorted({phase for row in rows for phase in row.phases_ms})
     parts = sorted({part for row in rows for part in row.spent_s})
     nested = {"phases_ms", "spent_s", "host_sync_places", "top_kernels_ms", "losses", "environment", "overrides"}
     names = [field.name for field in dataclasses.fields(StepRow) if field.name not in nested]
+    columns = [*names, *(f"{phase}_ms" for phase in phases), *(f"{part}_s" for part in parts), "overrides"]
+    cells = []
+    for row in rows:
+        values = [getattr(row, name) for name in names]
+        values += [row.phases_ms.get(phase) for phase in phases]
+        cells.append([*values, *(row.spent_s.get(part) for part in parts), " ".join(row.overrides)])
+    return columns, cells
+
+
+def write_csv(rows: Sequence[StepRow], path: Path) -> None:
+    """Write the columns of :func:`flat_table`."""
+    columns, cells = flat_table(rows)
     with path.open("w", newline="", encoding="utf-8") as file:
         writer = csv.writer(file)
-        writer.writerow([*names, *(f"{phase}_ms" for phase in phases), *(f"{part}_s" for part in parts), "overrides"])
-        for row in rows:
-            values = [getattr(row, name) for name in names]
-            values += [row.phases_ms.get(phase) for phase in phases]
-            writer.writerow([*values, *(row.spent_s.get(part) for part in parts), " ".join(row.overrides)])
+        writer.writerow(columns)
+        writer.writerows(cells)

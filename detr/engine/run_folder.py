@@ -40,6 +40,7 @@ HARMLESS_KEYS = (
     "trainer.keep_last",
     "trainer.hang_s",
     "trainer.profile_steps",
+    "trainer.num_pictures",
 )
 
 

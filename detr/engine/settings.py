@@ -32,6 +32,7 @@ class TrainerSettings:
         hang_s: Seconds in one step, one wait for data or one batch of an evaluation after which every rank says
             where it is; None says nothing. See `Watchdog`.
         profile_steps: Steps to profile after a warm-up, into the run folder; 0 profiles none. See `StepProfiler`.
+        num_pictures: Validation images to draw after each evaluation, where a logger takes pictures; 0 draws none.
 
     Raises:
         ValueError: A value is out of range.
@@ -54,6 +55,7 @@ class TrainerSettings:
     retry_oom: bool = False
     hang_s: float | None = 600.0
     profile_steps: int = 0
+    num_pictures: int = 8
 
     def __post_init__(self) -> None:
         for name in ("accumulate", "log_every", "eval_every", "save_every", "keep_last", "max_nonfinite"):
@@ -63,8 +65,9 @@ class TrainerSettings:
             raise ValueError(
                 f"trainer.save_every_steps must be at least 1, or null for epochs only; got {self.save_every_steps}"
             )
-        if not isinstance(self.profile_steps, int) or self.profile_steps < 0:
-            raise ValueError(f"trainer.profile_steps must be a whole number, 0 for none; got {self.profile_steps}")
+        for name in ("profile_steps", "num_pictures"):
+            if not isinstance(getattr(self, name), int) or getattr(self, name) < 0:
+                raise ValueError(f"trainer.{name} must be a whole number, 0 for none; got {getattr(self, name)}")
         if self.hang_s is not None and not self.hang_s > 0:
             raise ValueError(f"trainer.hang_s must be positive, or null to watch nothing; got {self.hang_s}")
         if self.nonfinite not in get_args(NonFinitePolicy):

@@ -13,6 +13,7 @@ from detr.engine.checkpoint import Checkpoint
 from detr.engine.checkpoint_writer import CheckpointWriter
 from detr.engine.evaluate import evaluate
 from detr.engine.interval import Interval, eval_values, steps_per_epoch, windows
+from detr.engine.media import EvaluationMedia
 from detr.engine.out_of_memory import out_of_memory_message
 from detr.engine.preemption import Preempted, StopRequest
 from detr.engine.random_state import random_state
@@ -63,6 +64,7 @@ class Trainer:
         progress: Where to go on; from `resume`, or `Progress()` for a new run.
         logger: Takes the numbers; enabled on rank 0 only.
         console: Shows progress between two logs; None on the other ranks.
+        media: Logs pictures and tables of each evaluation; None on the other ranks, or where nobody takes them.
     """
 
     def __init__(
@@ -80,6 +82,7 @@ class Trainer:
         progress: Progress,
         logger: Logger,
         console: ConsoleLogger | None = None,
+        media: EvaluationMedia | None = None,
     ) -> None:
         self.state = state
         self.train_loader = train_loader
@@ -92,6 +95,7 @@ class Trainer:
         self.context = context
         self.logger = logger
         self.console = console
+        self.media = media
         self.progress = progress
         self.writer = CheckpointWriter(folder, keep_last=settings.keep_last)
         self.stop = StopRequest()
@@ -268,6 +272,8 @@ class Trainer:
         if is_best:
             self.progress.best = {"epoch": self.progress.epoch, "AP": metrics.AP}
         self.logger.log(self.progress.global_step, eval_values(metrics) | {"epoch": self.progress.epoch})
+        if self.media is not None:
+            self.media.log(self.evaluator, metrics, self.progress, is_last=self.progress.epoch >= self.num_epochs)
         if is_main():
             write_json(self.folder.metrics, self.progress.metrics)
             plot_curves(self.folder.metrics_log, self.folder.path)

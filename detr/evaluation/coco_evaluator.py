@@ -2,6 +2,7 @@
 
 import itertools
 import logging
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -20,7 +21,7 @@ from detr.evaluation.coco_format import (
     read_results,
     to_results,
 )
-from detr.evaluation.coco_metrics import CocoMetrics, summarize_tables
+from detr.evaluation.coco_metrics import CocoMetrics, distinct_names, summarize_tables
 from detr.structures import ClassTable, Detections
 
 _logger = logging.getLogger(__name__)
@@ -64,10 +65,19 @@ class CocoEvaluator:
         self._ground_truth = prepare_ground_truth(ground_truth)
         _check_classes(class_table, self._ground_truth.categories)
         self._results: dict[ImageId, list[CocoResult]] = {}
+        self._of_all_ranks: dict[ImageId, list[CocoResult]] = {}
+
+    @property
+    def num_objects(self) -> dict[str, int]:
+        """The objects of each class in the ground truth, crowds left out; named as in `CocoMetrics.per_class`."""
+        categories = self._ground_truth.categories
+        counts = Counter(each["category_id"] for each in self._ground_truth.annotations if not each["iscrowd"])
+        return {name: counts[id] for name, id in zip(distinct_names(categories), categories, strict=True)}
 
     def reset(self) -> None:
         """Forget all detections; call it before each evaluation."""
         self._results = {}
+        self._of_all_ranks = {}
 
     def update(self, image_ids: Sequence[ImageId], detections: Sequence[Detections]) -> None:
         """Add the detections of some images. No collective.
@@ -98,9 +108,17 @@ class CocoEvaluator:
         """
         return [result for results in self._gather().values() for result in results]
 
+    def results_of(self, image_id: ImageId) -> list[CocoResult]:
+        """What was found on an image by whichever rank saw it; on rank 0 after `summarize`. No collective.
+
+        Raises:
+            KeyError: No rank has seen the image.
+        """
+        return self._of_all_ranks[image_id]
+
     def summarize(self) -> CocoMetrics:
         """Score the detections of all ranks. A collective: rank 0 computes, all ranks return the same."""
-        gathered = self._gather()
+        gathered = self._of_all_ranks = self._gather()
         metrics = None
         if is_main():
             num_missing = len(self._ground_truth.image_numbers) - len(gathered)

@@ -67,6 +67,7 @@ def test_a_preset_with_its_reports(tool: Tool, refused: Tool, tmp_path: Path):
         "gpus=2",
         f"extra_rows=[{earlier}]",
         "benchmark.baselines=[earlier]",
+        "logger=tensorboard",
     )
     folder = tmp_path / "outputs" / "benchmark"
     assert {path.name for path in folder.iterdir()} == {
@@ -76,6 +77,7 @@ def test_a_preset_with_its_reports(tool: Tool, refused: Tool, tmp_path: Path):
         "report.png",
         "rows.csv",
         "rows.jsonl",
+        "tensorboard",
     }
     [row] = read_rows(folder / "rows.jsonl")
     assert (row.name, row.status, row.kernel, row.model) == ("reference", "ok", "reference", "tiny")
@@ -83,4 +85,12 @@ def test_a_preset_with_its_reports(tool: Tool, refused: Tool, tmp_path: Path):
     assert (row.num_gpus, row.batch_size) == (2, 2)
     assert row.images_per_s == pytest.approx(2 * 2 / row.step_ms * 1e3)
     assert "x earlier" in output
+    event_accumulator = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
+    events = event_accumulator.EventAccumulator(str(folder / "tensorboard")).Reload()
+    assert events.Tags()["images"] == ["benchmark/report/report"]
+    [table] = events.Tensors("benchmark/rows/text_summary")
+    lines = table.tensor_proto.string_val[0].decode().splitlines()
+    # the row measured here, and the one of the other file
+    assert [line.split(" | ")[0] for line in lines] == ["| name", "| ---", "| reference", "| earlier"]
+    assert f"| {row.step_ms:.6g} |" in lines[2]
     assert "only=['referense'] names rows that are not there" in refused("benchmark", "only=[referense]")

@@ -109,7 +109,7 @@ def test_two_ranks_train_and_evaluate(tiny: tuple[str, ...], tmp_path: Path, rep
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     # from another folder than the repository
     finished = subprocess.run(
-        [*command, str(repository / "tools" / "train.py"), *tiny, "data.batch_size=2"],
+        [*command, str(repository / "tools" / "train.py"), *tiny, "data.batch_size=2", "logger=tensorboard"],
         cwd=tmp_path,
         env=environment,
         capture_output=True,
@@ -124,6 +124,13 @@ def test_two_ranks_train_and_evaluate(tiny: tuple[str, ...], tmp_path: Path, rep
     checkpoint = load_checkpoint(tmp_path / "outputs" / "debug_cpu" / "last.pt")
     assert (checkpoint.epoch, len(checkpoint.random_states)) == (1, 2)
     assert checkpoint.metrics["AP"] >= 0
+    # pictures of every validation image, those that rank 1 evaluated too
+    event_accumulator = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
+    [events] = (tmp_path / "outputs" / "debug_cpu" / "tensorboard").iterdir()
+    tags = event_accumulator.EventAccumulator(str(events)).Reload().Tags()
+    assert len(tags["images"]) == 4
+    assert {"val/classes/text_summary", "summary/text_summary"} <= set(tags["tensors"])
+    assert "val/AP" in tags["scalars"]
 
 
 def test_init_from_resets_the_head_for_other_classes(tool: Tool, tiny: tuple[str, ...], refused: Tool):

@@ -3,10 +3,16 @@
 import importlib.util
 import json
 import logging
+import math
 import uuid
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, cast
+
+import numpy as np
+from numpy.typing import NDArray
+
+from detr.telemetry.loggers.base import Cell
 
 _logger = logging.getLogger(__name__)
 
@@ -14,7 +20,7 @@ _START_TIMEOUT_S = 30
 
 
 class WandbLogger:
-    """Sends the numbers to Weights & Biases; a failure is reported once and never stops the run.
+    """Sends numbers, pictures and tables to Weights & Biases; a failure is reported once and never stops the run.
 
     A resumed run continues the same wandb run, whose id is kept in the output folder. Steps are the axis
     `step`, so values of repeated steps are kept rather than refused.
@@ -63,6 +69,12 @@ class WandbLogger:
     def log(self, step: int, values: Mapping[str, float]) -> None:
         self._attempt(lambda: self._log(step, values))
 
+    def log_images(self, step: int, name: str, images: Mapping[str, NDArray[np.uint8]]) -> None:
+        self._attempt(lambda: self._log(step, _pictures(name, images)))
+
+    def log_table(self, step: int, name: str, columns: Sequence[str], rows: Sequence[Sequence[Cell]]) -> None:
+        self._attempt(lambda: self._log(step, {name: _table(columns, rows)}))
+
     def close(self) -> None:
         if self._run is not None:
             self._attempt(self._run.finish)
@@ -83,7 +95,7 @@ class WandbLogger:
             )
             _logger.debug("where wandb failed", exc_info=True)
 
-    def _log(self, step: int, values: Mapping[str, float]) -> None:
+    def _log(self, step: int, values: Mapping[str, Any]) -> None:
         if self._run is None:
             self._run = self._start()
         self._run.log({**values, "step": step})
@@ -122,3 +134,22 @@ class WandbLogger:
         import yaml
 
         return yaml.safe_load(text)
+
+
+def _pictures(name: str, images: Mapping[str, NDArray[np.uint8]]) -> dict[str, Any]:
+    import wandb
+
+    # each under a name of its own: wandb shows pictures of one name in one size. A photo is several times smaller as
+    # JPEG, and a run keeps those of every evaluation
+    return {f"{name}/{caption}": wandb.Image(image, file_type="jpg") for caption, image in images.items()}
+
+
+def _table(columns: Sequence[str], rows: Sequence[Sequence[Cell]]) -> Any:
+    import wandb
+
+    return wandb.Table(columns=list(columns), data=[[_finite(cell) for cell in row] for row in rows])
+
+
+def _finite(cell: Cell) -> Cell:
+    """A cell without NaN and infinity, which tables of wandb sort and average as numbers."""
+    return None if isinstance(cell, float) and not math.isfinite(cell) else cell

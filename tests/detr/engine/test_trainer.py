@@ -168,6 +168,12 @@ def test_steps_of_an_epoch_count_the_rest(data: Callable[..., Any]):
     assert steps_per_epoch(loader, 2) == 3
 
 
+@pytest.mark.parametrize("name", ["profile_steps", "num_pictures"])
+def test_settings_that_may_be_zero_name_the_key(name: str):
+    with pytest.raises(ValueError, match=f"trainer.{name} must be a whole number, 0 for none; got -1"):
+        TrainerSettings(**{name: -1})
+
+
 @pytest.mark.parametrize("name", ["accumulate", "log_every", "eval_every", "save_every", "keep_last"])
 def test_settings_out_of_range_name_the_key(name: str):
     with pytest.raises(ValueError, match=f"trainer.{name} must be at least 1, a whole number; got 0"):

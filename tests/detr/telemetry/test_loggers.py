@@ -6,12 +6,15 @@ import logging
 import os
 import socket
 import sys
+import time
 import types
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
+from PIL import Image
 from rich.console import Console
 
 from detr.telemetry.loggers import (
@@ -113,6 +116,50 @@ def test_only_an_enabled_composite_logs(enabled: bool):
     for recorder in recorders:
         assert recorder.rows == ([(3, {"a": 1.0})] if enabled else [])
         assert recorder.is_closed == enabled
+
+
+class MediaRecorder(Recorder):
+    def __init__(self) -> None:
+        super().__init__()
+        self.media: list[tuple[Any, ...]] = []
+
+    def log_images(self, step: int, name: str, images: Mapping[str, Any]) -> None:
+        self.media.append((step, name, list(images)))
+
+    def log_table(self, step: int, name: str, columns: Any, rows: Any) -> None:
+        self.media.append((step, name, columns, rows))
+
+
+class TestMedia:
+    PICTURE = np.zeros((4, 6, 3), dtype=np.uint8)
+
+    def test_pictures_and_tables_go_to_those_that_take_them(self):
+        plain, taker = Recorder(), MediaRecorder()
+        logger = CompositeLogger([plain, taker])
+        assert logger.takes_media
+        logger.log_images(3, "val/x", {"image 1": self.PICTURE})
+        logger.log_table(3, "val/classes", ["class", "AP"], [["cat", None]])
+        assert taker.media == [(3, "val/x", ["image 1"]), (3, "val/classes", ["class", "AP"], [["cat", None]])]
+
+    def test_ranks_above_zero_and_plain_loggers_take_none(self, tmp_path: Path):
+        taker = MediaRecorder()
+        disabled = CompositeLogger([taker], enabled=False)
+        plain = CompositeLogger([JsonlLogger(tmp_path / "x.jsonl"), ConsoleLogger()])
+        for logger in (disabled, plain):
+            assert not logger.takes_media
+            logger.log_images(3, "val/x", {"image 1": self.PICTURE})
+        assert taker.media == []
+
+    @pytest.mark.parametrize(
+        "picture", [PICTURE.astype(np.float32), PICTURE[..., :1], PICTURE.transpose(2, 0, 1), PICTURE[0]]
+    )
+    def test_a_picture_of_another_form_is_refused(self, picture: Any):
+        with pytest.raises(ValueError, match=r"val/x, image 1: pictures are \(h, w, 3\) uint8 RGB; got"):
+            CompositeLogger([MediaRecorder()]).log_images(1, "val/x", {"image 1": picture})
+
+    def test_a_row_with_a_cell_too_many_is_refused(self):
+        with pytest.raises(ValueError, match="val/classes: row 1 has 3 cells for 2 columns"):
+            CompositeLogger([MediaRecorder()]).log_table(1, "val/classes", ["a", "b"], [[1.0, 2.0], [1.0, 2.0, 3.0]])
 
 
 class TestConsole:
@@ -258,8 +305,27 @@ class TestWandb:
             for step in (1, 2, 3):
                 logger.log(step, {"a": 1.0})
             logger.close()
+            # the fake has neither Image nor Table, which would raise too
+            logger.log_images(4, "b", {"c": np.zeros((2, 2, 3), dtype=np.uint8)})
+            logger.log_table(4, "b", ["c"], [[1.0]])
+            logger.close()
         assert logged == [{"a": 1.0, "step": 1}]
         assert len(caplog.records) == 1
+
+    def test_a_picture_that_fails_does_not_stop_the_run(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    ):
+        def fail(*arguments: Any, **settings: Any) -> None:
+            raise RuntimeError("the disk of media is full")
+
+        self.fake(monkeypatch, init=lambda **settings: pytest.fail("started"), Image=fail)
+        logger = self.make(tmp_path)
+        with caplog.at_level(logging.WARNING):
+            logger.log_images(1, "b", {"c": np.zeros((2, 2, 3), dtype=np.uint8)})
+            logger.log(2, {"a": 1.0})
+            logger.close()
+        [record] = caplog.records
+        assert "the disk of media is full" in record.message
 
     def test_a_resumed_run_goes_on_under_its_id_with_its_config(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
         starts: list[dict[str, Any]] = []
@@ -318,9 +384,28 @@ class TestWandb:
         with caplog.at_level(logging.WARNING, logger="detr"):
             logger.log(1, {"train/loss": 1.0})
             logger.log(2, {"train/loss": float("nan")})
+            picture = np.zeros((40, 60, 3), dtype=np.uint8)
+            picture[:, :30, 0] = 200
+            logger.log_images(2, "val/pictures", {"image 7": picture, "image 9": picture[:20]})
+            rows = [["cat", 3, 0.5], ["dog", 0, None], ["cow", 1, float("nan")]]
+            logger.log_table(2, "val/classes", ["class", "objects", "AP"], rows)
             logger.close()
         assert caplog.text == ""
-        assert list((tmp_path / "wandb").glob("offline-run-*/run-*.wandb"))
+        [record] = (tmp_path / "wandb").glob("offline-run-*/run-*.wandb")
+        media = record.parent / "files" / "media"
+        pictures = [Image.open(path) for path in (media / "images" / "val" / "pictures").iterdir()]
+        assert {picture.size for picture in pictures} == {(60, 40), (60, 20)}
+        for each in pictures:
+            assert each.getpixel((10, 10))[0] > 180
+            assert max(each.getpixel((50, 10))) < 20
+        [table] = (media / "table" / "val").iterdir()
+        assert json.loads(table.read_text())["data"] == [["cat", 3, 0.5], ["dog", 0, None], ["cow", 1, None]]
+        # the record of the run points at them; wandb's process writes it some time after `close`
+        names = (b"val/pictures/image 7", b"val/pictures/image 9", b"val/classes")
+        give_up_s = time.monotonic() + 20
+        while missing := [name for name in names if name not in record.read_bytes()]:
+            assert time.monotonic() < give_up_s, missing
+            time.sleep(0.1)
 
 
 class TestTensorboard:
@@ -334,6 +419,25 @@ class TestTensorboard:
         events = event_accumulator.EventAccumulator(str(tmp_path / "events")).Reload()
         assert events.Tags()["scalars"] == ["train/loss"]
         assert [(event.step, event.value) for event in events.Scalars("train/loss")] == [(5, 1.5), (6, 1.25)]
+
+    def test_pictures_and_tables_can_be_read_back(self, tmp_path: Path):
+        event_accumulator = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
+        logger = TensorboardLogger(tmp_path)
+        picture = np.zeros((40, 60, 3), dtype=np.uint8)
+        picture[:, :30, 0] = 200
+        for step in (5, 6):
+            logger.log_images(step, "val/pictures", {"image 7": picture})
+        logger.log_table(6, "val/classes", ["class", "AP"], [["a|b", 0.25], ["dog", None], ["cow", 3]])
+        logger.close()
+        events = event_accumulator.EventAccumulator(str(tmp_path)).Reload()
+        assert events.Tags()["images"] == ["val/pictures/image 7"]
+        first, second = events.Images("val/pictures/image 7")
+        assert (first.step, second.step) == (5, 6)
+        np.testing.assert_array_equal(np.asarray(Image.open(io.BytesIO(second.encoded_image_string))), picture)
+        [text] = events.Tensors("val/classes/text_summary")
+        assert text.tensor_proto.string_val[0].decode() == (
+            "| class | AP |\n| --- | --- |\n| a\\|b | 0.25 |\n| dog | - |\n| cow | 3 |"
+        )
 
     def test_a_missing_package_is_named(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
         monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
