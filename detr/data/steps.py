@@ -40,23 +40,27 @@ class Step(Protocol):
 
 
 class RandomFlip:
-    """Mirrors left and right.
+    """Mirrors left and right, or top and bottom.
 
     Args:
         probability: How often.
+        vertical: Top and bottom change places: for images that have no upright, such as those of a microscope.
     """
 
-    def __init__(self, probability: float = 0.5) -> None:
+    def __init__(self, probability: float = 0.5, *, vertical: bool = False) -> None:
         if not 0 <= probability <= 1:
             raise ValueError(f"the probability of a flip must be in [0, 1]; got {probability}")
         self.probability = probability
+        self.vertical = vertical
 
     def __call__(self, image: Tensor, boxes: Boxes, labels: Labels, batch_draw: float | None) -> ImageWithBoxes:
         if float(torch.rand(())) >= self.probability:
             return image, boxes, labels
+        # of the image (3, h, w), and of the coordinate in a box (x0, y0, x1, y1)
+        dim, first = (1, 1) if self.vertical else (2, 0)
         mirrored = boxes.copy()
-        mirrored[:, [2, 0]] = image.shape[2] - boxes[:, [0, 2]]
-        return image.flip(2), mirrored, labels
+        mirrored[:, [first + 2, first]] = image.shape[dim] - boxes[:, [first, first + 2]]
+        return image.flip(dim), mirrored, labels
 
 
 class ResizeShortSide:
@@ -108,6 +112,45 @@ class ResizeExactly:
         return resize(image, boxes, labels, self.size)
 
 
+class JitterScale:
+    """Fits an image into `size`, and makes it larger or smaller by a random factor.
+
+    Args:
+        size: (h, w) in pixels; the image has its shape, as large as fits, at scale 1.
+        scale_range: The least and the largest factor, all equally likely.
+    """
+
+    def __init__(self, size: tuple[int, int], scale_range: tuple[float, float]) -> None:
+        low, high = scale_range
+        if not 0 < low <= high:
+            raise ValueError(f"needs 0 < low <= high for scale_range; got {list(scale_range)}")
+        if min(size) < 1:
+            raise ValueError(f"size must be at least 1 pixel high and wide; got {list(size)}")
+        self.size = size
+        self.low, self.high = low, high
+
+    def __call__(self, image: Tensor, boxes: Boxes, labels: Labels, batch_draw: float | None) -> ImageWithBoxes:
+        h, w = image_size(image)
+        scale = self.low + float(torch.rand(())) * (self.high - self.low)
+        scale *= min(self.size[0] / h, self.size[1] / w)
+        return resize(image, boxes, labels, (max(1, round(h * scale)), max(1, round(w * scale))))
+
+
+class RandomWindow:
+    """Cuts a window of `size` out of an image at a random place; a side that is shorter stays whole.
+
+    Args:
+        size: (h, w) in pixels.
+    """
+
+    def __init__(self, size: tuple[int, int]) -> None:
+        self.size = size
+
+    def __call__(self, image: Tensor, boxes: Boxes, labels: Labels, batch_draw: float | None) -> ImageWithBoxes:
+        image_h, image_w = image_size(image)
+        return crop(image, boxes, labels, h=min(self.size[0], image_h), w=min(self.size[1], image_w))
+
+
 class RandomSizeCrop:
     """Crops a window whose height and width are each drawn from min_size to min(side, max_size), inclusive.
 
@@ -125,9 +168,7 @@ class RandomSizeCrop:
     def __call__(self, image: Tensor, boxes: Boxes, labels: Labels, batch_draw: float | None) -> ImageWithBoxes:
         image_h, image_w = image_size(image)
         w, h = (random_int(min(self.min_size, side), min(self.max_size, side)) for side in (image_w, image_h))
-        top, left = random_int(0, image_h - h), random_int(0, image_w - w)
-        boxes = boxes - np.array([left, top, left, top], dtype=np.float32)
-        return image[:, top : top + h, left : left + w], *kept_boxes(boxes, labels, h=h, w=w)
+        return crop(image, boxes, labels, h=h, w=w)
 
 
 class Chain:
@@ -174,6 +215,14 @@ class TorchvisionStep:
             tv_tensors.Image(image), wrapped_boxes, torch.from_numpy(labels)
         )
         return image.as_subclass(Tensor), wrapped_boxes.as_subclass(Tensor).numpy(), label_tensor.numpy()
+
+
+def crop(image: Tensor, boxes: Boxes, labels: Labels, *, h: int, w: int) -> ImageWithBoxes:
+    """A random window of an image that is at least h x w, and the boxes that still have an area in it."""
+    image_h, image_w = image_size(image)
+    top, left = random_int(0, image_h - h), random_int(0, image_w - w)
+    boxes = boxes - np.array([left, top, left, top], dtype=np.float32)
+    return image[:, top : top + h, left : left + w], *kept_boxes(boxes, labels, h=h, w=w)
 
 
 def resize(image: Tensor, boxes: Boxes, labels: Labels, size: tuple[int, int]) -> ImageWithBoxes:

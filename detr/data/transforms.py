@@ -15,10 +15,12 @@ from detr.data.steps import (
     Boxes,
     Chain,
     ImageWithBoxes,
+    JitterScale,
     Labels,
     OneOf,
     RandomFlip,
     RandomSizeCrop,
+    RandomWindow,
     ResizeExactly,
     ResizeShortSide,
     Step,
@@ -131,20 +133,29 @@ def flip_and_resize(
 
 
 def large_scale_jitter(
-    size: int, scale_range: tuple[float, float] = (0.1, 2.0), flip_probability: float = 0.5
+    size: int | Sequence[int],
+    scale_range: tuple[float, float] = (0.1, 2.0),
+    flip_probability: float = 0.5,
+    vertical_flip_probability: float = 0.0,
 ) -> DetectionTransform:
-    """Large-scale jittering (Copy-Paste paper): fit into a square, scale at random, crop what reaches beyond it.
+    """Large-scale jittering (Copy-Paste paper): fit into a window, scale at random, crop what reaches beyond it.
 
     Args:
-        size: The side of the square in pixels; images become at most so large.
+        size: The side of a square window in pixels, or its (h, w); images become at most so large.
         scale_range: The least and the largest scale relative to the size that fits.
-        flip_probability: How often to flip.
+        flip_probability: How often to mirror left and right.
+        vertical_flip_probability: How often to mirror top and bottom, for images that have no upright.
+
+    Raises:
+        ValueError: A value is out of range.
     """
-    low, high = scale_range
-    if not 0 < low <= high:
-        raise ValueError(f"needs 0 < low <= high for scale_range; got {list(scale_range)}")
-    jitter = v2.ScaleJitter((size, size), scale_range=(low, high), antialias=True)
-    return DetectionTransform([RandomFlip(flip_probability), TorchvisionStep(jitter), RandomSizeCrop(size, size)])
+    if not isinstance(size, int) and len(size) != 2:
+        raise ValueError(f"size must be the side of a square or (h, w) in pixels; got {list(size)}")
+    window = (size, size) if isinstance(size, int) else (size[0], size[1])
+    flips: list[Step] = [RandomFlip(flip_probability)]
+    if vertical_flip_probability:
+        flips.append(RandomFlip(vertical_flip_probability, vertical=True))
+    return DetectionTransform([*flips, JitterScale(window, scale_range), RandomWindow(window)])
 
 
 def strong_augmentation(

@@ -54,6 +54,8 @@ TRANSFORMS = {
     "crop": DetectionTransform([RandomSizeCrop(200, 290)]),
     "large-scale jitter": large_scale_jitter(400, (0.3, 2.0)),
     "jitter down": large_scale_jitter(320, (0.4, 0.6)),
+    "jitter in a window": large_scale_jitter((200, 420), (0.6, 1.8), vertical_flip_probability=0.5),
+    "turned over": large_scale_jitter((300, 500), (1.0, 1.0), 1.0, vertical_flip_probability=1.0),
     "zoom out": strong_augmentation([300], None, 0.0, 1.0, 0.0),
 }
 
@@ -288,6 +290,31 @@ def test_jitter_reaches_both_ends_of_its_range_and_stays_in_the_square():
     assert max(widths) == 200
     assert min(widths) < 40
     assert max(h for h, _ in sizes) == 200
+
+
+def test_a_window_keeps_its_own_shape():
+    torch.manual_seed(0)
+    empty = (torch.zeros(0, 4), torch.zeros(0, dtype=torch.int64))
+    transform = large_scale_jitter((120, 200), (0.5, 2.0))
+    sizes = [tuple(transform(torch.zeros(3, 300, 400, dtype=torch.uint8), *empty)[0].shape[1:]) for _ in range(100)]
+    # at scale 1 the height decides: 120 x 160
+    assert all(h == 120 and 160 <= w <= 200 for h, w in sizes if w >= 160)
+    assert (120, 200) in sizes
+    assert min(h for h, _ in sizes) < 70
+
+
+def test_a_vertical_flip_turns_the_image_over():
+    image = torch.arange(12, dtype=torch.uint8).view(1, 4, 3).expand(3, -1, -1)
+    box = torch.tensor([[0.0, 1, 2, 4]])
+    flipped, boxes, _ = large_scale_jitter((4, 3), (1.0, 1.0), 0.0, 1.0)(image, box, torch.tensor([0]))
+    assert torch.equal(flipped, image.flip(1))
+    assert boxes.tolist() == [[0, 0, 2, 3]]
+
+
+@pytest.mark.parametrize(("size", "scale_range"), [((1, 2, 3), (0.5, 1)), ((0, 5), (0.5, 1)), (5, (0, 1)), (5, (2, 1))])
+def test_jitter_refuses_what_it_cannot_do(size, scale_range):
+    with pytest.raises(ValueError, match="size must be|scale_range"):
+        large_scale_jitter(size, scale_range)
 
 
 def test_crops_that_keep_boxes_keep_them_in_place_and_drop_those_whose_centre_is_cut_off():
