@@ -24,16 +24,22 @@ class Sampling:
         one_scale_a_batch: The images of a batch (on all ranks) draw one short side together.
         repeat_threshold: Images with a class that less than this share of the images has come several times an
             epoch, as in the LVIS paper (0.001 there); None: each comes once.
+        passes: How often an epoch goes through the images, in a new order each time: for small data sets, whose
+            epochs would be a handful of steps, with a pause for the first batch after each.
     """
 
     group_by_aspect: bool = False
     one_scale_a_batch: bool = False
     repeat_threshold: float | None = None
+    passes: int = 1
 
     def __post_init__(self) -> None:
+        if not isinstance(self.passes, int) or self.passes < 1:
+            raise ValueError(f"data.sampling.passes must be a whole number of at least 1; got {self.passes}")
         if self.repeat_threshold is not None and not 0 < self.repeat_threshold <= 1:
             raise ValueError(
-                f"data.repeat_threshold must be a share of the images in (0, 1], or null; got {self.repeat_threshold}"
+                "data.sampling.repeat_threshold must be a share of the images in (0, 1], or null; got "
+                f"{self.repeat_threshold}"
             )
 
 
@@ -45,7 +51,8 @@ class EpochOrder:
         seed: The seed of the run.
         step_size: Images that one step of all ranks takes, which are of like shape with `aspects`.
         aspects: (num_samples,) width / height of each image; None: batches are not grouped.
-        repeat_factors: (num_samples,) how often each sample comes in an epoch on average, at least 1; None: once.
+        repeat_factors: (num_samples,) how often each sample comes in a pass on average, at least 1; None: once.
+        passes: Passes through the samples that make an epoch.
     """
 
     def __init__(
@@ -56,6 +63,7 @@ class EpochOrder:
         step_size: int = 1,
         aspects: NDArray[np.float64] | None = None,
         repeat_factors: NDArray[np.float64] | None = None,
+        passes: int = 1,
     ) -> None:
         for name, values in (("aspects", aspects), ("repeat_factors", repeat_factors)):
             if values is not None and len(values) != num_samples:
@@ -67,34 +75,38 @@ class EpochOrder:
         self._seed = seed
         self._aspects = aspects
         self._repeat_factors = repeat_factors
+        self._passes = passes
+        self._pass_length = num_samples if repeat_factors is None else round(float(repeat_factors.sum()))
 
     def __len__(self) -> int:
         """The draws of an epoch, the same in each."""
-        return self._num_samples if self._repeat_factors is None else round(float(self._repeat_factors.sum()))
+        return self._passes * self._pass_length
 
     def indices(self, epoch: int) -> NDArray[np.int64]:
         """(length,) which sample stands at each position of `epoch`."""
         generator = torch.Generator().manual_seed(seed_of(self._seed, epoch))
-        order = torch.randperm(self._num_samples, generator=generator).numpy()
-        if self._repeat_factors is not None:
-            order = self._repeated(order, self._repeat_factors, generator)
+        order = np.concatenate([self._one_pass(generator) for _ in range(self._passes)])
         if self._aspects is not None:
             order = self._grouped(order, self._aspects, generator)
         return order
+
+    def _one_pass(self, generator: torch.Generator) -> NDArray[np.int64]:
+        order = torch.randperm(self._num_samples, generator=generator).numpy()
+        return order if self._repeat_factors is None else self._repeated(order, self._repeat_factors, generator)
 
     def _repeated(
         self, order: NDArray[np.int64], factors: NDArray[np.float64], generator: torch.Generator
     ) -> NDArray[np.int64]:
         """Each sample floor or ceil of its factor times, at random so that the mean is the factor.
 
-        Systematic sampling: marks at equal distances over the cumulated factors, so that the epoch has the same
-        length each time.
+        Systematic sampling: marks at equal distances over the cumulated factors, so that each pass has the same
+        length.
         """
         ends = np.cumsum(factors[order])
-        ends *= len(self) / ends[-1]
+        ends *= self._pass_length / ends[-1]
         marks = np.floor(ends + float(torch.rand((), generator=generator)))
         # rounding must not move the last mark
-        marks[-1] = len(self)
+        marks[-1] = self._pass_length
         counts = np.diff(marks, prepend=0).astype(np.int64)
         repeated = np.repeat(order, counts)
         return repeated[torch.randperm(len(repeated), generator=generator).numpy()]

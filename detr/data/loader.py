@@ -226,6 +226,7 @@ def build_train_loader(
         repeat_factors=(
             None if sampling.repeat_threshold is None else dataset.repeat_factors(sampling.repeat_threshold)
         ),
+        passes=sampling.passes,
     )
     return DetectionLoader(
         dataset,

@@ -13,8 +13,8 @@ from torch import Tensor
 from detr.engine.checkpoint_files import damage_in, write_atomically
 from detr.structures import ClassTable
 
-# 2 added epoch_samples
-FORMAT_VERSION = 2
+# 2 added epoch_samples, 3 train_s
+FORMAT_VERSION = 3
 
 
 @dataclass(frozen=True)
@@ -36,6 +36,7 @@ class Checkpoint:
         metrics: Of the last evaluation, by name; empty before the first.
         best: Of the best evaluation so far: {"epoch", "AP"}; empty before the first.
         epoch_samples: Images of the epoch under way that all ranks together have trained on.
+        train_s: Seconds of training so far, evaluations left out.
     """
 
     epoch: int
@@ -52,6 +53,7 @@ class Checkpoint:
     metrics: dict[str, Any]
     best: dict[str, Any]
     epoch_samples: int = 0
+    train_s: float = 0.0
 
     @property
     def weights(self) -> dict[str, Tensor]:

@@ -31,6 +31,7 @@ class Progress:
         metrics: Of the last evaluation, by name; empty before the first.
         best: Of the best evaluation: {"epoch", "AP"}; empty before the first.
         epoch_samples: Images of the epoch under way that all ranks together have trained on.
+        train_s: Seconds of training so far, evaluations left out.
     """
 
     epoch: int = 0
@@ -38,6 +39,7 @@ class Progress:
     metrics: dict[str, Any] = field(default_factory=dict)
     best: dict[str, Any] = field(default_factory=dict)
     epoch_samples: int = 0
+    train_s: float = 0.0
 
 
 def resume(
@@ -79,7 +81,12 @@ def resume(
         differences = [] if config is None else config_differences(checkpoint.config, config)
         _say_what_changes(state, checkpoint, context, differences)
     return Progress(
-        checkpoint.epoch, checkpoint.global_step, checkpoint.metrics, checkpoint.best, checkpoint.epoch_samples
+        checkpoint.epoch,
+        checkpoint.global_step,
+        checkpoint.metrics,
+        checkpoint.best,
+        checkpoint.epoch_samples,
+        checkpoint.train_s,
     )
 
 

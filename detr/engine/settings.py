@@ -15,6 +15,8 @@ class TrainerSettings:
         clip: Global L2 norm the gradients are clipped to; None does not clip.
         accumulate: Batches an optimizer step.
         ema_decay: Of the averaged copy, which then is what is evaluated; None keeps none.
+        max_minutes: Of training, evaluations left out and all sittings together, after which the run evaluates and
+            ends; looked at when it logs. The schedule is not shortened. None: it ends with the schedule.
         log_every: Optimizer steps between two logs.
         eval_every: Epochs between two evaluations; the last epoch is always evaluated.
         save_every: Epochs between two checkpoints; the last and a best epoch are always saved.
@@ -41,6 +43,7 @@ class TrainerSettings:
     clip: float | None = 0.1
     accumulate: int = 1
     ema_decay: float | None = None
+    max_minutes: float | None = None
     log_every: int = 50
     eval_every: int = 1
     save_every: int = 1
@@ -68,6 +71,8 @@ class TrainerSettings:
         for name in ("profile_steps", "num_pictures"):
             if not isinstance(getattr(self, name), int) or getattr(self, name) < 0:
                 raise ValueError(f"trainer.{name} must be a whole number, 0 for none; got {getattr(self, name)}")
+        if self.max_minutes is not None and not self.max_minutes > 0:
+            raise ValueError(f"trainer.max_minutes must be positive, or null for no limit; got {self.max_minutes}")
         if self.hang_s is not None and not self.hang_s > 0:
             raise ValueError(f"trainer.hang_s must be positive, or null to watch nothing; got {self.hang_s}")
         if self.nonfinite not in get_args(NonFinitePolicy):

@@ -8,7 +8,14 @@ from typing import Any
 import torch
 
 from detr.data import DetectionLoader
-from detr.distributed import DistributedContext, barrier, broadcast_tensors, gather_objects, is_main
+from detr.distributed import (
+    DistributedContext,
+    barrier,
+    broadcast_object,
+    broadcast_tensors,
+    gather_objects,
+    is_main,
+)
 from detr.engine.checkpoint import Checkpoint
 from detr.engine.checkpoint_writer import CheckpointWriter
 from detr.engine.evaluate import evaluate
@@ -16,6 +23,7 @@ from detr.engine.interval import Interval, eval_values, steps_per_epoch, windows
 from detr.engine.media import EvaluationMedia
 from detr.engine.out_of_memory import out_of_memory_message
 from detr.engine.preemption import Preempted, StopRequest
+from detr.engine.progress_checks import require_progress, warn_if_stuck
 from detr.engine.random_state import random_state
 from detr.engine.restore import Progress
 from detr.engine.run_folder import RunFolder, write_json
@@ -24,6 +32,7 @@ from detr.engine.state import TrainState, has_batch_statistics
 from detr.engine.step import StepResult, train_step
 from detr.engine.step_monitor import StepMonitor
 from detr.engine.step_profiler import StepProfiler
+from detr.engine.training_clock import TrainingClock
 from detr.engine.watchdog import Watchdog
 from detr.evaluation import CocoEvaluator, PostProcess
 from detr.structures import Batch, ClassTable
@@ -31,12 +40,6 @@ from detr.telemetry.loggers import ConsoleLogger, Logger
 from detr.visualize import plot_curves
 
 _logger = logging.getLogger(__name__)
-
-# a run that detects next to nothing after a quarter of its epochs, and at least so many, has a fault
-STUCK_AP = 0.02
-STUCK_EPOCHS = 5
-# an epoch of fewer steps may be skipped as a whole
-LEAST_STEPS_TO_JUDGE = 10
 
 
 @dataclass(frozen=True)
@@ -49,7 +52,7 @@ class RunDescription:
 
 
 class Trainer:
-    """Trains to the end of the schedule, from the start or from a checkpoint.
+    """Trains to the end of the schedule or of its time, from the start or from a checkpoint.
 
     Args:
         state: Model, loss, optimizer and what belongs to them.
@@ -99,6 +102,8 @@ class Trainer:
         self.progress = progress
         self.writer = CheckpointWriter(folder, keep_last=settings.keep_last)
         self.stop = StopRequest()
+        self.clock = TrainingClock(progress.train_s)
+        self._time_is_up = False
         self.monitor = StepMonitor(
             state, folder.path, rank=context.rank, policy=settings.nonfinite, max_in_row=settings.max_nonfinite
         )
@@ -122,19 +127,22 @@ class Trainer:
             FloatingPointError: Nothing was learned, or too many steps were not finite.
             OSError: A checkpoint or metrics.jsonl could not be written.
         """
+        self._time_is_up = self._is_time_up()
         if self.progress.epoch >= self.num_epochs:
             _logger.info(
                 "the run already has its %d epochs; resume=%s schedule.epochs=N goes on",
                 self.num_epochs,
                 self.folder.last,
             )
+        elif self._time_is_up:
+            _logger.info("the run has trained for trainer.max_minutes; with more of them it goes on")
         if self._profiler is not None:
             self._profiler.start()
         try:
             with self.stop, self.watchdog:
                 if self._missed_evaluation():
                     self._evaluate_and_save()
-                while self.progress.epoch < self.num_epochs:
+                while self.progress.epoch < self.num_epochs and not self._time_is_up:
                     self._run_epoch()
                 self._finish_saving()
         finally:
@@ -147,16 +155,17 @@ class Trainer:
         return self.progress.metrics
 
     def _missed_evaluation(self) -> bool:
-        """Whether the run ended between an epoch and its evaluation."""
-        at_boundary = self.progress.epoch > 0 and self.progress.epoch_samples == 0
+        """Whether the run ended between training and its evaluation."""
+        at_boundary = (self.progress.epoch > 0 and self.progress.epoch_samples == 0) or self._time_is_up
         return at_boundary and not self.progress.metrics and self._is_evaluation_due()
 
     def _run_epoch(self) -> None:
-        """Train an epoch; evaluate and save where it is due."""
-        with self.train_loader.naming_dead_workers(), self.val_loader.naming_dead_workers():
+        """Train an epoch, or what there is time for; evaluate and save where it is due."""
+        with self.clock.running(), self.train_loader.naming_dead_workers(), self.val_loader.naming_dead_workers():
             self._train_epoch()
-        self.progress.epoch += 1
-        self.progress.epoch_samples = 0
+        if not self._time_is_up:
+            self.progress.epoch += 1
+            self.progress.epoch_samples = 0
         if self._is_evaluation_due():
             # an evaluation that fails must not cost the epoch; no metrics: it is made up for on resume
             self.progress.metrics = {}
@@ -166,7 +175,15 @@ class Trainer:
             self._save(is_best=False)
 
     def _is_evaluation_due(self) -> bool:
-        return self.progress.epoch >= self.num_epochs or self.progress.epoch % self.settings.eval_every == 0
+        return self._is_last() or self.progress.epoch % self.settings.eval_every == 0
+
+    def _is_last(self) -> bool:
+        return self._time_is_up or self.progress.epoch >= self.num_epochs
+
+    def _is_time_up(self) -> bool:
+        """By the clock of rank 0. A collective where there is a limit."""
+        limit = self.settings.max_minutes
+        return limit is not None and broadcast_object(self.clock.minutes >= limit)
 
     def _evaluate_and_save(self) -> None:
         self._save(self._evaluate())
@@ -195,14 +212,18 @@ class Trainer:
             self.monitor.after_step(self.progress.global_step, window, result)
             if self.progress.global_step % self.settings.log_every == 0:
                 self._log(interval, result.lr)
+                # here the host has waited for the steps that the clock counts
+                self._time_is_up = self._is_time_up()
             if result.num_stop_requests.read() > 0:
                 self._save(is_best=False)
                 self._leave()
             if self._is_step_save_due():
                 self._save(is_best=False)
+            if self._time_is_up:
+                break
             self._enter("data")
         self.monitor.finish()
-        self._require_progress(int(skipped), num_steps)
+        require_progress(num_skipped=int(skipped), num_steps=num_steps, epoch=self.progress.epoch + 1)
 
     def _step(self, window: list[Batch]) -> StepResult:
         """One step.
@@ -224,31 +245,16 @@ class Trainer:
 
     def _log(self, interval: Interval, lr: float) -> None:
         self.writer.check()
-        values = interval.read(self.context) | {"train/lr": lr, "epoch": self.progress.epoch + 1}
+        values = interval.read(self.context) | {
+            "train/lr": lr,
+            "train/minutes": self.clock.minutes,
+            "epoch": self.progress.epoch + 1,
+        }
         if self.state.compiled is not None:
             # still growing after the first epochs: set data.pad_to, so that fewer shapes occur
             values["train/compiled_graphs"] = self.state.compiled.num_graphs
         self.logger.log(self.progress.global_step, values)
         interval.restart()
-
-    def _require_progress(self, num_skipped: int, num_steps: int) -> None:
-        """Say how many steps of an epoch were skipped; all of them is the end.
-
-        A few steps say nothing: what is left of an epoch after a resume, or a short epoch while the scaler of fp16
-        still looks for its scale. `trainer.max_nonfinite` ends runs that go on like that.
-        """
-        if num_skipped == num_steps >= LEAST_STEPS_TO_JUDGE:
-            raise FloatingPointError(
-                f"none of the {num_steps} steps of epoch {self.progress.epoch + 1} had finite gradients, so "
-                "nothing was learned. Lower optimizer.lr, or use precision=fp32 or bf16"
-            )
-        if num_skipped:
-            _logger.warning(
-                "epoch %d: %d of %d steps were skipped because their gradients were not finite",
-                self.progress.epoch + 1,
-                num_skipped,
-                num_steps,
-            )
 
     def _evaluate(self) -> bool:
         """Evaluate, log, write metrics.json; returns whether this is the best epoch so far."""
@@ -271,13 +277,14 @@ class Trainer:
         is_best = self.progress.best.get("AP", float("-inf")) < metrics.AP
         if is_best:
             self.progress.best = {"epoch": self.progress.epoch, "AP": metrics.AP}
-        self.logger.log(self.progress.global_step, eval_values(metrics) | {"epoch": self.progress.epoch})
+        position = {"epoch": self.progress.epoch, "train/minutes": self.clock.minutes}
+        self.logger.log(self.progress.global_step, eval_values(metrics) | position)
         if self.media is not None:
-            self.media.log(self.evaluator, metrics, self.progress, is_last=self.progress.epoch >= self.num_epochs)
+            self.media.log(self.evaluator, metrics, self.progress, is_last=self._is_last())
         if is_main():
             write_json(self.folder.metrics, self.progress.metrics)
             plot_curves(self.folder.metrics_log, self.folder.path)
-        self._warn_if_stuck(self.progress.best["AP"])
+        warn_if_stuck(self.progress.best["AP"], epoch=self.progress.epoch, num_epochs=self.num_epochs)
         return is_best
 
     def _until_stopped(self, batches: Iterable[Batch]) -> Iterator[Batch]:
@@ -292,16 +299,6 @@ class Trainer:
                 )
             yield batch
         self._enter("scoring of the evaluation")
-
-    def _warn_if_stuck(self, best_ap: float) -> None:
-        if best_ap < STUCK_AP and self.progress.epoch >= max(STUCK_EPOCHS, self.num_epochs // 4):
-            _logger.warning(
-                "AP is at most %.3f after %d epochs. Look at: train/loss (does it fall?), train/grad_norm (hundreds "
-                "or more mean too high an optimizer.lr), the learning rate for this batch size (optimizer.scale_lr), "
-                "the boxes and names of the training images, backbone.pretrained (random weights need many epochs)",
-                best_ap,
-                self.progress.epoch,
-            )
 
     def _save(self, is_best: bool) -> None:
         """Begin to save; training goes on meanwhile. A collective."""
@@ -344,4 +341,5 @@ class Trainer:
             metrics=self.progress.metrics,
             best=self.progress.best,
             epoch_samples=self.progress.epoch_samples,
+            train_s=self.clock.seconds,
         )

@@ -39,7 +39,10 @@ def test_the_images_of_a_step_have_like_aspects_and_steps_come_in_any_order():
     assert np.ptp(ASPECTS[ungrouped], axis=1).mean() > 1
 
 
-@pytest.mark.parametrize("sampling", [{}, {"aspects": ASPECTS}, {"repeat_factors": np.linspace(1, 3, 400)}])
+@pytest.mark.parametrize(
+    "sampling",
+    [{}, {"aspects": ASPECTS}, {"repeat_factors": np.linspace(1, 3, 400)}, {"passes": 2, "aspects": ASPECTS}],
+)
 @pytest.mark.parametrize("world_size", [1, 2, 4])
 def test_ranks_share_each_step_and_resume_anywhere(sampling, world_size):
     def sampler(rank, world):
@@ -112,6 +115,18 @@ def test_repeated_samples_come_floor_or_ceil_times_and_on_average_their_factor()
     assert (np.diff(order.indices(0)) == 0).mean() < 0.1
 
 
+def test_an_epoch_of_several_passes_sees_every_image_in_each():
+    order = EpochOrder(30, seed=0, passes=3)
+    passes = order.indices(1).reshape(3, 30)
+    assert len(order) == 90
+    assert (np.sort(passes, axis=1) == np.arange(30)).all()
+    assert not np.array_equal(passes[0], passes[1])
+    # one pass is what it always was
+    assert np.array_equal(passes[0], EpochOrder(30, seed=0).indices(1))
+    factors = np.array([1.0, 2.0] * 15)
+    assert np.bincount(EpochOrder(30, seed=0, repeat_factors=factors, passes=2).indices(0)).tolist() == [2, 4] * 15
+
+
 def test_repeat_factors_follow_the_formula():
     # class 0 in every image, class 1 in 1 of 4, class 2 in 2 of 4
     first_box = np.array([0, 3, 5, 6, 6])
@@ -143,6 +158,7 @@ def test_rare_classes_come_more_often_from_a_dataset(write_dataset, content):
     [
         (lambda: Sampling(repeat_threshold=0), r"share of the images in \(0, 1\]"),
         (lambda: Sampling(repeat_threshold=2), "got 2"),
+        (lambda: Sampling(passes=0), "passes must be a whole number of at least 1; got 0"),
         (lambda: EpochOrder(4, seed=0, aspects=np.ones(3)), "one of aspects a sample; got 3 for 4"),
         (lambda: EpochOrder(2, seed=0, repeat_factors=np.array([0.5, 1])), "at least 1; got 0.5"),
     ],

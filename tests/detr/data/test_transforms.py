@@ -313,7 +313,7 @@ def test_a_vertical_flip_turns_the_image_over():
 
 @pytest.mark.parametrize(("size", "scale_range"), [((1, 2, 3), (0.5, 1)), ((0, 5), (0.5, 1)), (5, (0, 1)), (5, (2, 1))])
 def test_jitter_refuses_what_it_cannot_do(size, scale_range):
-    with pytest.raises(ValueError, match="size must be|scale_range"):
+    with pytest.raises(ValueError, match=r"size must be|scale_range"):
         large_scale_jitter(size, scale_range)
 
 

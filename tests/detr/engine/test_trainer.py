@@ -1,5 +1,6 @@
 import json
 from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -8,7 +9,9 @@ import torch
 
 from detr.engine.checkpoint import load_checkpoint
 from detr.engine.interval import steps_per_epoch, windows
+from detr.engine.restore import Progress
 from detr.engine.settings import TrainerSettings
+from detr.engine.training_clock import TrainingClock
 from detr.telemetry.loggers import CompositeLogger, JsonlLogger, read_metrics
 
 
@@ -28,6 +31,40 @@ class KillAt:
 
     def close(self) -> None:
         pass
+
+
+class TwoSecondsAStep:
+    """A clock that goes by steps."""
+
+    def __init__(self, progress: Progress) -> None:
+        self._progress = progress
+
+    @property
+    def seconds(self) -> float:
+        return 2.0 * self._progress.global_step
+
+    @property
+    def minutes(self) -> float:
+        return self.seconds / 60
+
+    def running(self) -> AbstractContextManager[None]:
+        return nullcontext()
+
+
+def test_the_clock_adds_up_sittings_and_leaves_out_pauses(monkeypatch: pytest.MonkeyPatch):
+    now_s = 100.0
+    monkeypatch.setattr("detr.engine.training_clock.time.perf_counter", lambda: now_s)
+    clock = TrainingClock(30.0)
+    with clock.running():
+        now_s += 60
+        assert clock.seconds == 90
+    now_s += 1000
+    assert clock.minutes == 1.5
+    killed = clock.running()
+    killed.__enter__()
+    now_s += 6
+    assert not killed.__exit__(Interrupt, Interrupt(), None)
+    assert clock.seconds == 96
 
 
 def test_two_and_two_epochs_equal_four_bit_for_bit(
@@ -92,6 +129,53 @@ def test_cadences(trainer: Callable[..., Any], tmp_path: Path):
     assert sorted(path.name for path in tmp_path.glob("step_*.pt")) == ["step_00000008.pt", "step_00000010.pt"]
 
 
+def test_a_run_ends_when_its_time_is_up_and_goes_on_with_more(
+    trainer: Callable[..., Any], assert_same: Callable[..., None], tmp_path: Path
+):
+    def run(name: str, **settings: Any) -> Any:
+        made = trainer(tmp_path / name, **settings)
+        made.clock = TwoSecondsAStep(made.progress)
+        return made
+
+    metrics = run("run", max_minutes=5 / 60).fit()
+    stopped = load_checkpoint(tmp_path / "run" / "last.pt")
+    # two steps an epoch: the third step takes it beyond five seconds
+    assert (stopped.global_step, stopped.epoch, stopped.epoch_samples, stopped.train_s) == (3, 1, 4, 6.0)
+    assert stopped.metrics == metrics
+    assert "val/AP" in read_metrics(tmp_path / "run" / "metrics.jsonl")[-1]
+
+    again = run("run", max_minutes=5 / 60)
+    assert again.fit() == metrics
+    assert again.progress.global_step == 3
+    run("run").fit()
+    run("whole").fit()
+    whole, other = (load_checkpoint(tmp_path / name / "last.pt") for name in ("whole", "run"))
+    for field in ("model", "ema", "optimizer", "metrics", "global_step"):
+        assert_same(getattr(whole, field), getattr(other, field), field)
+    minutes = [row["train/minutes"] for row in read_metrics(tmp_path / "run" / "metrics.jsonl")]
+    assert minutes == pytest.approx([2 * step / 60 for step in range(1, 9)])
+
+
+def test_an_evaluation_that_the_time_limit_missed_is_made_up_for(
+    trainer: Callable[..., Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    from detr.engine import trainer as module
+
+    real = module.evaluate
+
+    def fail(*args: Any, **keywords: Any) -> None:
+        raise Interrupt
+
+    monkeypatch.setattr(module, "evaluate", fail)
+    with pytest.raises(Interrupt):
+        trainer(tmp_path, max_minutes=1e-6).fit()
+    stopped = load_checkpoint(tmp_path / "last.pt")
+    assert (stopped.global_step, stopped.metrics) == (1, {})
+    monkeypatch.setattr(module, "evaluate", real)
+    assert "AP" in trainer(tmp_path, max_minutes=1e-6).fit()
+    assert load_checkpoint(tmp_path / "last.pt").global_step == 1
+
+
 def test_a_finished_run_is_left_as_it_is(trainer: Callable[..., Any], tmp_path: Path):
     metrics = trainer(tmp_path, epochs=1).fit()
     before = (tmp_path / "last.pt").stat().st_mtime_ns
@@ -118,9 +202,9 @@ def test_best_is_the_best_and_last_the_last(
 def test_a_run_that_learns_nothing_gets_a_checklist(
     trainer: Callable[..., Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ):
-    from detr.engine import trainer as module
+    from detr.engine import progress_checks
 
-    monkeypatch.setattr(module, "STUCK_EPOCHS", 2)
+    monkeypatch.setattr(progress_checks, "STUCK_EPOCHS", 2)
     trainer(tmp_path, epochs=2).fit()
     [warning] = [record.message for record in caplog.records if "AP is at most" in record.message]
     assert "after 2 epochs" in warning
@@ -131,9 +215,9 @@ def test_a_run_that_learns_nothing_gets_a_checklist(
 def test_an_epoch_without_a_finite_step_is_the_end_unless_it_is_short(
     trainer: Callable[..., Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_judged: bool
 ):
-    from detr.engine import trainer as module
+    from detr.engine import progress_checks
 
-    monkeypatch.setattr(module, "LEAST_STEPS_TO_JUDGE", 2 if is_judged else 3)
+    monkeypatch.setattr(progress_checks, "LEAST_STEPS_TO_JUDGE", 2 if is_judged else 3)
     run = trainer(tmp_path, ema_decay=None, epochs=1)
     run.state.detector.level_embed.register_hook(lambda gradient: gradient * float("nan"))
     if not is_judged:
