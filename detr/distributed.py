@@ -40,7 +40,8 @@ class DistributedContext:
 
 
 def init_distributed(device: str = "auto", *, timeout: timedelta = timedelta(minutes=30)) -> DistributedContext:
-    """Resolve the device and, under torchrun, join the process group (NCCL for CUDA, gloo otherwise).
+    """Resolve the device and, under torchrun, join the process group (NCCL for CUDA, gloo for the CPU, else what
+    the device's extension of PyTorch brings).
 
     A world of one (no torchrun, or `--nproc_per_node=1`) makes no process group.
 
@@ -57,6 +58,8 @@ def init_distributed(device: str = "auto", *, timeout: timedelta = timedelta(min
     resolved = _resolve_device(device, local_rank, world_size)
     if resolved.type == "cuda":
         torch.cuda.set_device(resolved)
+    elif resolved.index is not None and world_size > 1:
+        torch.get_device_module(resolved).set_device(resolved)
     store = None
     if world_size > 1:
         shared, rank, world_size = next(dist.rendezvous("env://", rank, world_size, timeout=timeout))
@@ -65,7 +68,7 @@ def init_distributed(device: str = "auto", *, timeout: timedelta = timedelta(min
         attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
         store = dist.PrefixStore(f"attempt {attempt} of {world_size} ranks", shared)
         dist.init_process_group(
-            "nccl" if resolved.type == "cuda" else "gloo",
+            dist.get_default_backend_for_device(resolved.type),
             store=dist.PrefixStore("group", store),
             rank=rank,
             world_size=world_size,
@@ -209,7 +212,8 @@ def _resolve_device(device: str, local_rank: int, world_size: int) -> torch.devi
     except RuntimeError as error:
         raise ValueError(f"device={device} is not a device: {error}. Use auto, cpu, cuda or cuda:N") from error
     if requested.type != "cuda":
-        return requested
+        is_one_of_many = world_size > 1 and requested.type != "cpu" and requested.index is None
+        return torch.device(requested.type, local_rank) if is_one_of_many else requested
     if not torch.cuda.is_available():
         raise ValueError(
             f"device={device} needs a CUDA GPU; this PyTorch ({torch.__version__}) finds none. "

@@ -21,8 +21,10 @@ def linear_in_float32(linear: nn.Linear, x: Tensor) -> Tensor:
 
     For the few outputs that are coordinates: reference points and boxes.
     """
-    # autocast knows no meta device, and shape inference needs none
-    context = nullcontext() if x.device.type == "meta" else torch.autocast(x.device.type, enabled=False)
+    device = x.device.type
+    # some device types have no autocast, and raise where it is switched off
+    is_on = torch.amp.is_autocast_available(device) and torch.is_autocast_enabled(device)
+    context = torch.autocast(device, enabled=False) if is_on else nullcontext()
     with context:
         bias = None if linear.bias is None else at_least_float32(linear.bias)
         return F.linear(at_least_float32(x), at_least_float32(linear.weight), bias)

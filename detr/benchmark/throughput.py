@@ -126,8 +126,9 @@ def _num_graphs() -> int:
 
 
 def _mark(device: torch.device) -> "torch.cuda.Event | float":
-    """This moment of the device's work, or of the clock on the CPU."""
+    """This moment of the device's work; on anything but CUDA, of the clock once the device is done."""
     if device.type != "cuda":
+        _wait(device)
         return time.perf_counter()
     event = torch.cuda.Event(enable_timing=True)
     event.record()
@@ -143,5 +144,5 @@ def _elapsed_ms(start: "torch.cuda.Event | float", end: "torch.cuda.Event | floa
 
 
 def _wait(device: torch.device) -> None:
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
+    if device.type != "cpu":
+        torch.accelerator.synchronize(device)

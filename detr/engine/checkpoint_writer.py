@@ -80,7 +80,8 @@ def host_copy(payload: dict[str, Any]) -> "tuple[dict[str, Any], torch.cuda.Even
         nonlocal is_on_gpu
         if isinstance(value, Tensor):
             if value.device.type != "cuda":
-                return value.detach().clone()
+                # any other device is waited for
+                return value.detach().to("cpu", copy=True)
             is_on_gpu = True
             # in the memory format of the original: moments of a channels last weight are channels last
             pinned = torch.empty_like(value, device="cpu", pin_memory=True)

@@ -3,7 +3,7 @@
 Parameters, optimizer and loss stay in float32 whatever the name: bf16 and fp16 are autocast modes.
 """
 
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Literal, get_args
 
@@ -50,7 +50,8 @@ class Precision:
     def autocast(self, device: torch.device) -> AbstractContextManager[None]:
         """The context of a forward pass on `device`; off for fp32 and tf32."""
         dtype = _AUTOCAST_DTYPES.get(self.name)
-        return torch.autocast(device.type, dtype=dtype, enabled=dtype is not None)
+        # not every device type of PyTorch has autocast, and asking for a context that does nothing raises there
+        return nullcontext() if dtype is None else torch.autocast(device.type, dtype=dtype)
 
     def make_scaler(self, device: torch.device) -> GradScaler:
         """The loss scaler; one that does nothing unless the name is fp16."""
