@@ -1,57 +1,62 @@
 """Time the MSDA operator alone: `python tools/benchmark_ops.py benchmark=NAME [key=value ...]`.
 
 One row a backend, accumulator, dtype and workload, all in one process on one GPU. Writes NAME.md, NAME.csv,
-NAME.jsonl and NAME.png to `output_dir`. The keys are those of configs/benchmark_ops.yaml.
+NAME.jsonl and NAME.png to `output_dir`. The keys are those of configs/benchmark_ops.yaml; the presets of
+docs/findings.md are in tools/benchmark_findings.py.
 """
 
 import itertools
 import shlex
 import sys
+from collections.abc import Sequence
+from dataclasses import asdict
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import Any
 
 import torch
 from hydra.core.hydra_config import HydraConfig
 from omegaconf import DictConfig
 
+from detr.benchmark.findings.report import Origin
 from detr.benchmark.op_fused import FusedRow, check_form, time_form, with_step_times
 from detr.benchmark.op_fused_report import fused_markdown, plot_fused
 from detr.benchmark.op_inputs import OpCase
-from detr.benchmark.op_measure import OpVariant, Samples, check_variant, time_variant, with_times
+from detr.benchmark.op_measure import OpVariant, Samples, check_or_say_why, time_variant, with_times
 from detr.benchmark.op_report import markdown_report, plot_report, plot_spread
 from detr.benchmark.op_row import OpRow, write_rows
 from detr.telemetry.environment import collect_environment, format_environment
 from ops.msda.tuning.device import device_tuning
+from tools.benchmark_findings import FINDINGS, run_finding
 from tools.launcher import hydra_tool
 
 
 @hydra_tool("benchmark_ops")
 def main(cfg: DictConfig) -> None:
-    if not torch.cuda.is_available():
-        raise ValueError("tools/benchmark_ops.py times GPU kernels, and no GPU is visible to torch")
     name = str(HydraConfig.get().runtime.choices.benchmark)
     if "case" not in cfg.benchmark:
         raise ValueError(f"benchmark={name} is for tools/benchmark.py; here use ops_encoder, ops_decoder, ...")
+    needs_gpu = cfg.benchmark.case != "flops"
+    if needs_gpu and not torch.cuda.is_available():
+        raise ValueError("tools/benchmark_ops.py times GPU kernels, and no GPU is visible to torch")
     title = f"MSDA operator: {name}"
-    tuned = device_tuning(torch.cuda.current_device()).source
-    header = {
-        "title": title,
-        "command": shlex.join(["python", "tools/benchmark_ops.py", *sys.argv[1:]]),
-        "environment": format_environment(collect_environment(), {"shapes": "shipped" if tuned is None else tuned}),
-        "date": datetime.now(UTC).date().isoformat(),
-        "picture": f"{name}.png",
-    }
+    tuned = device_tuning(torch.cuda.current_device()).source if needs_gpu else None
+    environment = format_environment(collect_environment(), {"shapes": "shipped" if tuned is None else tuned})
+    command = shlex.join(["python", "tools/benchmark_ops.py", *sys.argv[1:]])
+    origin = Origin(title, command, environment, datetime.now(UTC).date().isoformat(), f"{name}.png")
     folder = Path(cfg.output_dir)
     folder.mkdir(parents=True, exist_ok=True)
-    picture = folder / header["picture"]
-    rows: list[OpRow] | list[FusedRow]
-    if cfg.benchmark.case == "fused":
+    picture = folder / origin.picture
+    rows: Sequence[Any]
+    if cfg.benchmark.case in FINDINGS:
+        rows, report = run_finding(cfg, origin, picture)
+    elif cfg.benchmark.case == "fused":
         rows = measure_fused_rows(cfg)
-        report = fused_markdown(rows, **header)
+        report = fused_markdown(rows, **asdict(origin))
         plot_fused(rows, picture, title=title)
     else:
         rows = measure_rows(cfg)
-        report = markdown_report(rows, **header)
+        report = markdown_report(rows, **asdict(origin))
         plot = plot_spread if len(cfg.benchmark.noise_px) > 1 else plot_report
         plot(rows, picture, title=title)
     (folder / f"{name}.md").write_text(report, encoding="utf-8")
@@ -98,7 +103,7 @@ def measure_fused_rows(cfg: DictConfig) -> list[FusedRow]:
 
 
 def _measure_workload(case: OpCase, dtype: str, variants: list[OpVariant], cfg: DictConfig) -> list[OpRow]:
-    rows = [_check(case, dtype, variant, cfg.seed) for variant in variants]
+    rows = [check_or_say_why(case, dtype, variant, seed=cfg.seed) for variant in variants]
     samples = [Samples([], [], [], []) for _ in variants]
     for _ in range(cfg.benchmark.rounds):
         for row, variant, pooled in zip(rows, variants, samples, strict=True):
@@ -112,15 +117,6 @@ def _measure_workload(case: OpCase, dtype: str, variants: list[OpVariant], cfg: 
     for row in done:
         print(f"{row.case} N={row.batch_size} {row.dtype} {row.name}: {row.status}", file=sys.stderr, flush=True)
     return done
-
-
-def _check(case: OpCase, dtype: str, variant: OpVariant, seed: int) -> OpRow:
-    try:
-        return check_variant(case, dtype, variant, seed=seed)
-    except ImportError as error:
-        reason = f"not installed ({error})"
-    names = (variant.backend, variant.accumulator, variant.deterministic)
-    return OpRow(case.kind, case.batch_size, case.noise_px, dtype, *names, reason)
 
 
 if __name__ == "__main__":

@@ -101,6 +101,16 @@ def check_variant(case: OpCase, dtype_name: str, variant: OpVariant, *, seed: in
     return replace(row, peak_mib=_peak_mib(problem, grad_output, variant))
 
 
+def check_or_say_why(case: OpCase, dtype_name: str, variant: OpVariant, *, seed: int) -> OpRow:
+    """`check_variant`, or a row that says that the peer is not installed."""
+    try:
+        return check_variant(case, dtype_name, variant, seed=seed)
+    except ImportError as error:
+        reason = f"not installed ({error})"
+    names = (variant.backend, variant.accumulator, variant.deterministic)
+    return OpRow(case.kind, case.batch_size, case.noise_px, dtype_name, *names, reason)
+
+
 def time_variant(
     case: OpCase, dtype_name: str, variant: OpVariant, *, num_warmup: int, num_iterations: int, seed: int
 ) -> Samples:

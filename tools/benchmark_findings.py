@@ -1,0 +1,61 @@
+"""The presets of docs/findings.md, run by tools/benchmark_ops.py."""
+
+import itertools
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from omegaconf import DictConfig
+
+from detr.benchmark.findings import flops, memory
+from detr.benchmark.findings.report import Origin
+from detr.benchmark.op_inputs import OpCase
+from detr.benchmark.op_measure import OpVariant, check_or_say_why
+from detr.benchmark.op_row import OpRow
+from detr.models import Backbone, deformable_detr
+from ops import KernelConfig
+
+FINDINGS = ("flops", "memory")
+
+
+def run_finding(cfg: DictConfig, origin: Origin, picture: Path) -> tuple[Sequence[Any], str]:
+    """Measure what `benchmark.case` names: its rows and its report; the plot is written to `picture`."""
+    case = cfg.benchmark.case
+    if case == "flops":
+        counted = count_flops(cfg)
+        flops.plot(counted, picture, title=origin.title)
+        return counted, flops.markdown(counted, origin)
+    if case == "memory":
+        rows = measure_memory(cfg)
+        memory.plot(rows, picture, title=origin.title)
+        return rows, memory.markdown(rows, origin)
+    raise ValueError(f"benchmark.case must be one of {', '.join(FINDINGS)}; got {case}")
+
+
+def count_flops(cfg: DictConfig) -> list[flops.FlopRow]:
+    """The parts of the detector that the preset describes."""
+    with torch.device("meta"):
+        model = deformable_detr(
+            Backbone(cfg.benchmark.backbone),
+            num_classes=cfg.benchmark.num_classes,
+            with_box_refine=cfg.benchmark.with_box_refine,
+            two_stage=cfg.benchmark.two_stage,
+            kernel=KernelConfig("reference"),
+        )
+    return flops.detector_flops(model, height=cfg.benchmark.height, width=cfg.benchmark.width)
+
+
+def measure_memory(cfg: DictConfig) -> list[OpRow]:
+    """Errors and peaks of every combination of the preset."""
+    rows = []
+    settings = itertools.product(cfg.benchmark.batch_sizes, cfg.benchmark.dtypes, cfg.benchmark.noise_px)
+    for batch_size, dtype, noise_px in settings:
+        for options in cfg.benchmark.rows:
+            variant = OpVariant(**options)
+            case = OpCase("encoder", batch_size, noise_px=float(noise_px))
+            rows.append(check_or_say_why(case, dtype, variant, seed=cfg.seed))
+            torch.cuda.empty_cache()
+            print(f"memory N={batch_size} {dtype} {rows[-1].name}: {rows[-1].status}", file=sys.stderr, flush=True)
+    return rows
