@@ -1,24 +1,17 @@
 """Rows of a benchmark, each in a fresh process, in an order that cancels drift."""
 
 import os
-import re
 import signal
 import subprocess
 import sys
 import tempfile
-import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
-from types import FrameType
 
+from detr.benchmark.processes import failure_reason, raising_on_sigterm
 from detr.benchmark.step_row import StepRow
-
-# what torchrun puts before the lines of a rank, and how a stack trace ends
-_RANK = re.compile(r"^\[rank\d+\]:")
-_EXCEPTION = re.compile(r"^[\w.]+(Error|Exception|Unavailable)\b")
 
 
 def interleaved(names: Sequence[str], repeats: int) -> Iterator[tuple[str, int]]:
@@ -127,7 +120,7 @@ def _run_row(script: Path, overrides: Sequence[str], name: str, repeat: int, tim
             start_new_session=True,
         )
         try:
-            with _raising_on_sigterm():
+            with raising_on_sigterm():
                 _, said = process.communicate(timeout=timeout_s)
         except subprocess.TimeoutExpired:
             return StepRow(name, repeat, f"failed: took more than {timeout_s:.0f} s")
@@ -139,33 +132,4 @@ def _run_row(script: Path, overrides: Sequence[str], name: str, repeat: int, tim
             row = StepRow.from_json(result.read_text(encoding="utf-8"))
             start_s = time.monotonic() - started_s - sum(row.spent_s.values())
             return replace(row, spent_s={"start": start_s} | row.spent_s)
-        return StepRow(name, repeat, f"failed: {_reason(said)}")
-
-
-@contextmanager
-def _raising_on_sigterm() -> Iterator[None]:
-    """SIGTERM ends this process as Ctrl-C does, through its clean-up: a row must not stay on the GPU without it."""
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-
-    def leave(number: int, frame: FrameType | None) -> None:
-        raise SystemExit(128 + number)
-
-    previous = signal.signal(signal.SIGTERM, leave)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, previous)
-
-
-def _reason(said: str) -> str:
-    """The line of a failed row's error output that says why."""
-    lines = [_RANK.sub("", line).strip() for line in said.splitlines()]
-    errors = [line for line in lines if line.startswith("error:")]
-    if errors:
-        # what the tool says to its user
-        return errors[0].removeprefix("error: ")
-    # under torchrun the launcher reports after the rank that failed
-    raised = [line for line in lines if _EXCEPTION.match(line) and "ChildFailedError" not in line]
-    return raised[-1] if raised else next((line for line in reversed(lines) if line), "no message")
+        return StepRow(name, repeat, f"failed: {failure_reason(said)}")

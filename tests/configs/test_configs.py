@@ -125,8 +125,24 @@ def test_every_option_composes(group: str, choice: str):
     root = "train"
     if group == "benchmark":
         root = "benchmark_ops" if choice.startswith("ops_") else "benchmark"
+    elif group == "accuracy":
+        root = "compare_accuracy"
     cfg = config_of(root, [f"{group}={choice}"])
     OmegaConf.to_container(cfg, resolve=True, throw_on_missing=True)
+
+
+@pytest.mark.parametrize("choice", sorted(path.stem for path in (CONFIG_DIR / "accuracy").glob("*.yaml")))
+def test_the_runs_of_a_comparison_are_configurations_of_training(choice: str):
+    preset = config_of("compare_accuracy", [f"accuracy={choice}"]).accuracy
+    assert preset.base in preset.rows
+    assert set(preset.notes) <= set(preset.rows)
+    composed = {}
+    for name, overrides in preset.rows.items():
+        check_overrides("train", [*preset.shared, *overrides])
+        cfg = config_of("train", [*preset.shared, *overrides])
+        cfg.name = "one for all"
+        composed[name] = OmegaConf.to_yaml(cfg, resolve=True)
+    assert len(set(composed.values())) == len(composed), "two rows are the same run"
 
 
 @pytest.mark.parametrize("choice", ["step_50ep", "step_12ep"])

@@ -8,7 +8,18 @@ import pytest
 import torch
 from hydra.core.global_hydra import GlobalHydra
 
-from tools import analyze, benchmark, check_dataset, evaluate, import_weights, inspect_attention, predict, train
+from tools import (
+    analyze,
+    benchmark,
+    check_dataset,
+    compare_accuracy,
+    compare_runs,
+    evaluate,
+    import_weights,
+    inspect_attention,
+    predict,
+    train,
+)
 
 MAINS = {
     "train": train.main,
@@ -19,6 +30,8 @@ MAINS = {
     "import_weights": import_weights.main,
     "inspect_attention": inspect_attention.main,
     "benchmark": benchmark.main,
+    "compare_accuracy": compare_accuracy.main,
+    "compare_runs": compare_runs.main,
 }
 
 # seconds an epoch on one core; the AP means nothing

@@ -1,0 +1,41 @@
+"""What runs of other processes need: they end with the one that started them, and a failure has one line."""
+
+import re
+import signal
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from types import FrameType
+
+# what torchrun puts before the lines of a rank, and how a stack trace ends
+_RANK = re.compile(r"^\[rank\d+\]:")
+_EXCEPTION = re.compile(r"^[\w.]+(Error|Exception|Unavailable)\b")
+
+
+@contextmanager
+def raising_on_sigterm() -> Iterator[None]:
+    """SIGTERM ends this process as Ctrl-C does, through its clean-up: a row must not stay on the GPU without it."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+
+    def leave(number: int, frame: FrameType | None) -> None:
+        raise SystemExit(128 + number)
+
+    previous = signal.signal(signal.SIGTERM, leave)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, previous)
+
+
+def failure_reason(said: str) -> str:
+    """The line of a failed process's error output that says why."""
+    lines = [_RANK.sub("", line).strip() for line in said.splitlines()]
+    errors = [line for line in lines if line.startswith("error:")]
+    if errors:
+        # what the tool says to its user
+        return errors[0].removeprefix("error: ")
+    # under torchrun the launcher reports after the rank that failed
+    raised = [line for line in lines if _EXCEPTION.match(line) and "ChildFailedError" not in line]
+    return raised[-1] if raised else next((line for line in reversed(lines) if line), "no message")

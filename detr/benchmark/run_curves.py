@@ -1,0 +1,119 @@
+"""Loss and AP of several runs beside each other, over steps or over minutes of training."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from matplotlib import colormaps
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.figure import Figure
+
+from detr.telemetry.loggers import read_metrics
+
+Axis = Literal["step", "minutes"]
+
+
+@dataclass(frozen=True)
+class RunCurve:
+    """What a run logged.
+
+    Attributes:
+        label: Of the run.
+        group: Runs of one group share a colour and an entry in the legend.
+        steps: Of the logs.
+        minutes: Of training, likewise.
+        losses: Means since the log before.
+        eval_steps: Of the evaluations.
+        eval_minutes: Likewise.
+        aps: Average precision.
+    """
+
+    label: str
+    group: str
+    steps: tuple[int, ...]
+    minutes: tuple[float, ...]
+    losses: tuple[float, ...]
+    eval_steps: tuple[int, ...]
+    eval_minutes: tuple[float, ...]
+    aps: tuple[float, ...]
+
+    def ap_at(self, minutes: float) -> float | None:
+        """AP of the last evaluation at most so many minutes in; None before the first."""
+        return max(
+            ((minute, ap) for minute, ap in zip(self.eval_minutes, self.aps, strict=True) if minute <= minutes),
+            default=(0.0, None),
+            key=lambda pair: pair[0],
+        )[1]
+
+
+def read_run_curve(folder: Path, *, label: str | None = None, group: str | None = None) -> RunCurve:
+    """The curves of the run in `folder`.
+
+    Raises:
+        FileNotFoundError: It has no metrics.jsonl.
+        ValueError: The log is damaged, or was written before logs held minutes.
+    """
+    rows = read_metrics(folder / "metrics.jsonl")
+    if any("train/minutes" not in row for row in rows):
+        raise ValueError(
+            f"{folder / 'metrics.jsonl'} does not say how long the run had trained; it is of an older version. "
+            "Plots over minutes need a new run"
+        )
+    logs = [row for row in rows if row.get("train/loss") is not None]
+    evaluations = [row for row in rows if row.get("val/AP") is not None]
+    label = folder.name if label is None else label
+    return RunCurve(
+        label=label,
+        group=label if group is None else group,
+        steps=tuple(row["step"] for row in logs),
+        minutes=tuple(row["train/minutes"] for row in logs),
+        losses=tuple(row["train/loss"] for row in logs),
+        eval_steps=tuple(row["step"] for row in evaluations),
+        eval_minutes=tuple(row["train/minutes"] for row in evaluations),
+        aps=tuple(row["val/AP"] for row in evaluations),
+    )
+
+
+def plot_runs(curves: Sequence[RunCurve], path: Path, *, x: Axis, title: str) -> None:
+    """Loss above, AP below; one colour a group."""
+    figure = Figure(figsize=(9, 8), layout="constrained")
+    FigureCanvasAgg(figure)
+    losses, aps = figure.subplots(2, 1, sharex=True)
+    groups = list(dict.fromkeys(curve.group for curve in curves))
+    palette = colormaps["tab10" if len(groups) <= 10 else "tab20"]
+    named: set[str] = set()
+    for curve in curves:
+        color = palette(groups.index(curve.group))
+        label = None if curve.group in named else curve.group
+        named.add(curve.group)
+        by_step = x == "step"
+        losses.plot(curve.steps if by_step else curve.minutes, curve.losses, color=color, linewidth=0.9, label=label)
+        aps.plot(
+            curve.eval_steps if by_step else curve.eval_minutes, curve.aps, color=color, linewidth=0.9, marker="o", ms=3
+        )
+    losses.set_ylabel("training loss")
+    losses.set_yscale("log")
+    losses.set_title(title)
+    if curves:
+        losses.legend(fontsize=8)
+    aps.set_ylabel("AP (validation)")
+    aps.set_xlabel("optimizer step" if x == "step" else "minutes of training, evaluations left out")
+    for panel in (losses, aps):
+        panel.grid(alpha=0.3)
+    figure.savefig(path, dpi=120)
+
+
+def format_ap_table(curves: Sequence[RunCurve], minutes: Sequence[float]) -> str:
+    """AP after so many minutes of training, as Markdown; empty where a run had not been evaluated by then."""
+    lines = [
+        "| run | " + " | ".join(f"AP after {minute:g} min" for minute in minutes) + " | last AP | minutes | steps |",
+        "|" + "---|" * (len(minutes) + 4),
+    ]
+    for curve in curves:
+        values = [curve.ap_at(minute) if curve.minutes and curve.minutes[-1] >= minute else None for minute in minutes]
+        cells = ["" if value is None else f"{value:.3f}" for value in values]
+        last = f"{curve.aps[-1]:.3f}" if curve.aps else ""
+        trained = f"{curve.minutes[-1]:.1f} | {curve.steps[-1]}" if curve.steps else "|"
+        lines.append(f"| {curve.label} | " + " | ".join([*cells, last]) + f" | {trained} |")
+    return "\n".join(lines)

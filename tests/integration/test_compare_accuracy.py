@@ -1,0 +1,37 @@
+"""tools/compare_accuracy.py and tools/compare_runs.py on a CPU: real runs, a report, and going on."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+Tool = Callable[..., str]
+
+
+def test_a_comparison_and_its_runs(tool: Tool, refused: Tool, tmp_path: Path):
+    report = tool("compare_accuracy", "only=[deterministic]", "seeds=[7]")
+    folder = tmp_path / "outputs" / "compare_accuracy"
+    [row] = [json.loads(line) for line in (folder / "rows.jsonl").read_text().splitlines()]
+    assert (row["name"], row["seed"], row["status"], row["num_epochs"], row["num_steps"]) == (
+        "deterministic",
+        7,
+        "ok",
+        2,
+        4,
+    )
+    assert row["environment"]["versions"]["torch"]
+    assert "kernel.deterministic=true" in (folder / "runs" / "deterministic_seed7" / "config.yaml").read_text() or (
+        "deterministic: true" in (folder / "runs" / "deterministic_seed7" / "config.yaml").read_text()
+    )
+    assert "| reference | 0 of 1 | not yet run" in report
+    assert {path.name for path in folder.iterdir()} == {"rows.jsonl", "report.md", "rows.csv", "curves.png", "runs"}
+
+    # done is done: nothing is started, the report is written anew
+    again = tool("compare_accuracy", "only=[deterministic]", "seeds=[7]")
+    assert again == report
+    assert len((folder / "rows.jsonl").read_text().splitlines()) == 1
+    assert "names configurations that are not there" in refused("compare_accuracy", "only=[referense]")
+
+    table = tool("compare_runs", f"runs=[{folder / 'runs' / 'deterministic_seed7'}]", "at=[0,600]")
+    assert "| deterministic_seed7 |  |  | 0.000 |" in table
+    assert (tmp_path / "outputs" / "compare_runs" / "runs.png").stat().st_size > 1000
+    assert "needs runs=[FOLDER,...]" in refused("compare_runs")

@@ -1,0 +1,75 @@
+"""Train many configurations with several seeds and compare their AP: `python tools/compare_accuracy.py accuracy=NAME`.
+
+Every run is tools/train.py in a process of its own, several at once. Rows are appended to rows.jsonl in `output_dir`;
+the same command again skips what is done and goes on. The keys are those of configs/compare_accuracy.yaml, the presets
+those of configs/accuracy/.
+"""
+
+import shlex
+import sys
+from pathlib import Path
+
+from hydra.core.hydra_config import HydraConfig
+from omegaconf import DictConfig
+
+from detr.benchmark.accuracy_report import accuracy_report, write_accuracy_csv
+from detr.benchmark.accuracy_row import AccuracyRow, read_accuracy_rows
+from detr.benchmark.accuracy_runs import latest_rows, plan_runs, run_sitting
+from detr.benchmark.run_curves import plot_runs, read_run_curve
+from tools.launcher import hydra_tool
+
+
+@hydra_tool("compare_accuracy")
+def main(cfg: DictConfig) -> None:
+    preset = cfg.accuracy
+    names = list(preset.rows)
+    if cfg.only is not None and not set(cfg.only) <= set(names):
+        raise ValueError(f"only={list(cfg.only)} names configurations that are not there; there are {names}")
+    if preset.base not in names:
+        raise ValueError(f"accuracy.base={preset.base} is none of the configurations {names}")
+    seeds = list(preset.seeds if cfg.seeds is None else cfg.seeds)
+    specs = plan_runs(preset.rows, seeds, [*preset.shared, *map(str, cfg.train)])
+    folder = Path(cfg.output_dir)
+    chosen = [spec for spec in specs if cfg.only is None or spec.name in cfg.only]
+    if chosen:
+        run_sitting(
+            Path(__file__).with_name("train.py"),
+            chosen,
+            folder=folder,
+            num_parallel=cfg.num_parallel,
+            minutes=cfg.minutes,
+            expected_s=preset.expected_s,
+            timeout_s=cfg.run_timeout_s,
+            retry_failed=cfg.retry_failed,
+        )
+    known = latest_rows(read_accuracy_rows(folder / "rows.jsonl"), specs)
+    _write_reports(cfg, [known[spec] for spec in specs if spec in known], names, seeds, folder)
+
+
+def _write_reports(cfg: DictConfig, rows: list[AccuracyRow], names: list[str], seeds: list[int], folder: Path) -> None:
+    preset = cfg.accuracy
+    choice = HydraConfig.get().runtime.choices["accuracy"]
+    report = accuracy_report(
+        rows,
+        names=names,
+        seeds=seeds,
+        base=preset.base,
+        notes=preset.notes,
+        title=f"Accuracy of {choice}",
+        command=shlex.join(["python", "tools/compare_accuracy.py", *sys.argv[1:]]),
+        picture="curves.png",
+    )
+    (folder / "report.md").write_text(report, encoding="utf-8")
+    write_accuracy_csv(rows, folder / "rows.csv")
+    # rows may have come from another machine, without the runs' folders
+    curves = [
+        read_run_curve(Path(row.folder), label=f"{row.name} {row.seed}", group=row.name)
+        for row in rows
+        if row.folder is not None and Path(row.folder, "metrics.jsonl").is_file()
+    ]
+    plot_runs(curves, folder / "curves.png", x=preset.x, title=f"Accuracy of {choice}")
+    print(report)
+
+
+if __name__ == "__main__":
+    main()
