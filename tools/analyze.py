@@ -1,10 +1,19 @@
-"""Where the average precision comes from, as one HTML page.
+"""Explain an average precision in one HTML page: classes, sizes, kinds of mistakes, confusions, worst images.
 
-    python tools/evaluate.py checkpoint=outputs/NAME/best.pt
-    python tools/analyze.py evaluation=outputs/evaluate images=FOLDER_OF_THE_VALIDATION_IMAGES
+Keys:
+  evaluation=FOLDER      needed, or detections= and annotations=: what tools/evaluate.py wrote for a checkpoint
+  detections=FILE        needed, or evaluation=: a COCO result file of any detector
+  annotations=FILE       needed, with detections=: the annotation file it belongs to
+  images=null            folder of the validation images, for pictures of the worst
+  threshold=0.3          least score of the detections whose mistakes are looked at; AP takes all
+  num_worst=12           images with most mistakes
 
-Writes report.html (one file: numbers by class and size, precision over recall, kinds of mistakes, confusion matrix, the
-images with most mistakes) and analysis.json to `output_dir`. The keys are those of configs/analyze.yaml.
+Examples:
+  python tools/analyze.py evaluation=outputs/evaluate images=/data/coco/val2017
+  python tools/analyze.py detections=found.json annotations=instances_val.json
+
+Output:
+  outputs/analyze (output_dir=): report.html, which holds its pictures and opens in any browser, and analysis.json.
 """
 
 from pathlib import Path

@@ -1,8 +1,21 @@
-"""Time whole training steps, one row a configuration: `python tools/benchmark.py benchmark=NAME [key=value ...]`.
+"""Time whole training steps, one row a configuration, each in fresh processes and in an order that cancels drift.
 
-Every row runs in a fresh process, several times, in an order that cancels drift. Writes rows.jsonl, report.md,
-kernels.md, rows.csv and report.png to `output_dir`; a row that fails keeps its reason. `benchmark=numerics` compares
-loss curves instead. The keys are those of configs/benchmark.yaml, the presets those of configs/benchmark/.
+Keys:
+  benchmark=smoke        the rows, of configs/benchmark: batches, kernels, precision, data, scaling, numerics, ...
+  only=null              rows of the preset to measure, as [a,b]; null: all
+  batch_size=16          images a GPU, where the rows do not say
+  data_source=synthetic  synthetic | cached | loader: batches in memory, images in memory, the DataLoader on files
+  extra_rows=[]          rows.jsonl files of other runs, to stand in the report too
+  time_limit_s=null      rows that would probably end later are not started
+
+Examples:
+  python tools/benchmark.py benchmark=smoke
+  python tools/benchmark.py benchmark=kernels precision=bf16
+  python tools/benchmark.py benchmark=batches output_dir=outputs/batches logger=wandb
+
+Output:
+  outputs/benchmark (output_dir=): rows.jsonl, report.md, kernels.md, rows.csv and report.png; a row that fails keeps
+  its reason. logger=wandb or tensorboard gets the table and the picture too. benchmark=numerics compares loss curves.
 """
 
 import shlex

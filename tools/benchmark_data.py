@@ -1,7 +1,18 @@
-"""Measure the data pipeline: `python tools/benchmark_data.py [parts=[speed,padding,memory]] [key=value ...]`.
+"""Measure the data pipeline on photos that it writes itself; needs neither data nor a GPU.
 
-Needs neither data nor a GPU: it writes its photos itself. Writes a table to `output_dir`/data.md and prints it. The
-keys are those of configs/benchmark_data.yaml.
+Keys:
+  parts=[speed,padding,memory]   what to measure
+  workers=[2]                    worker processes to time the loader with; [] times one core only
+  batch_size=2                   images a batch of the loader
+  num_photos=200                 JPEGs to write
+  sizes=null                     COCO file whose image sizes are padded; null: those of 121 COCO photos
+
+Examples:
+  python tools/benchmark_data.py
+  python tools/benchmark_data.py parts=[speed] workers=[16] batch_size=16
+
+Output:
+  A table on the screen and in outputs/benchmark_data/data.md (output_dir=).
 """
 
 from pathlib import Path

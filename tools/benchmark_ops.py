@@ -1,8 +1,19 @@
-"""Time the MSDA operator alone: `python tools/benchmark_ops.py benchmark=NAME [key=value ...]`.
+"""Time the attention operator alone, one row a backend, accumulator, dtype and workload, on one GPU.
 
-One row a backend, accumulator, dtype and workload, all in one process on one GPU. Writes NAME.md, NAME.csv,
-NAME.jsonl and NAME.png to `output_dir`. The keys are those of configs/benchmark_ops.yaml; the presets of
-docs/findings.md are in tools/benchmark_findings.py.
+Keys:
+  benchmark=ops_encoder          the rows, of configs/benchmark: ops_encoder, ops_decoder, ops_fused, ops_memory, ...
+  benchmark.batch_sizes=[2,8]    images at once, of that preset
+  benchmark.dtypes=[fp32,bf16]   likewise
+  name=benchmark_ops             the results are in outputs/NAME
+  seed=42                        of the inputs
+
+Examples:
+  python tools/benchmark_ops.py benchmark=ops_encoder
+  python tools/benchmark_ops.py benchmark=ops_decoder benchmark.dtypes=[bf16]
+
+Output:
+  outputs/benchmark_ops (output_dir=): a table, .csv, .jsonl and .png by the name of the preset; the table on the
+  screen. The presets of docs/findings.md are in tools/benchmark_findings.py.
 """
 
 import itertools

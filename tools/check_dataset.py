@@ -1,13 +1,21 @@
-"""Say what is wrong with a dataset: `python tools/check_dataset.py data.root=DIR`, or
+"""Say what is wrong with a dataset before you train on it.
 
-    python tools/check_dataset.py data.val.annotations=FILE [data.val.images=DIR]
+Keys:
+  data.root=FOLDER             needed, or data.val.annotations=: COCO, Roboflow, YOLO or Pascal VOC layout
+  data.val.annotations=FILE    needed, or data.root=: a single COCO file; data.train.annotations= likewise
+  data.val.images=null         its images; without them they are not looked at
+  num_queries=300              of the model; images with more boxes are named
+  num_threads=4                images decoded at once
+  report=null                  JSON file; null: report.json in output_dir
 
-Names every fault with its file and annotation id and what is done about it, and writes them to
-`output_dir`/report.json. Without an image folder the images are not looked at. The keys are those of
-configs/check_dataset.yaml.
+Examples:
+  python tools/check_dataset.py data.root=photos
+  python tools/check_dataset.py data.val.annotations=instances_val.json data.val.images=val
 
-Exit code 0: nothing, or notes only. 1: something is dropped, guessed, repaired, missing or over a limit. 2: a file
-cannot be used.
+Output:
+  Every fault with its file and annotation, and what is done about it, on the screen and in
+  outputs/check_dataset/report.json (output_dir=). Exit code 0: nothing, or notes only. 1: something is dropped,
+  guessed, repaired, missing or over a limit. 2: a file cannot be used.
 """
 
 import sys

@@ -1,8 +1,20 @@
-"""Train many configurations with several seeds and compare their AP: `python tools/compare_accuracy.py accuracy=NAME`.
+"""Train many configurations with several seeds, several at once, and compare their average precision.
 
-Every run is tools/train.py in a process of its own, several at once. Rows are appended to rows.jsonl in `output_dir`;
-the same command again skips what is done and goes on. The keys are those of configs/compare_accuracy.yaml, the presets
-those of configs/accuracy/.
+Keys:
+  accuracy=smoke         the configurations and seeds, of configs/accuracy: smoke, kernels, bccd, ...
+  train=[]               keys of tools/train.py for every run, such as [data.root=FOLDER]
+  num_parallel=1         runs at once, on one GPU
+  minutes=null           of this sitting; a run that would probably end later waits for the next; null: no limit
+  only=null              configurations to run, as [a,b]; [] writes the report alone; null: all
+  seeds=null             instead of the preset's, as [1,2,3]
+
+Examples:
+  python tools/compare_accuracy.py accuracy=smoke
+  python tools/compare_accuracy.py accuracy=kernels 'train=[data.root=FOLDER]' num_parallel=5 minutes=9
+
+Output:
+  outputs/compare_accuracy (output_dir=): rows.jsonl, report.md, rows.csv, curves.png and the folders of the runs. The
+  same command again skips what is done and goes on.
 """
 
 import shlex

@@ -1,8 +1,17 @@
-"""Loss and AP of finished or running runs on one plot, and AP after some minutes of training.
+"""Draw loss and AP of finished or running runs on one plot, with their AP after some minutes of training.
 
-    python tools/compare_runs.py 'runs=[outputs/a,outputs/b]' 'at=[5,10]'
+Keys:
+  runs=FOLDERS           needed: folders of tools/train.py, as [a,b]
+  at=[5,10]              minutes of training at which the table looks
+  x=minutes              minutes | step
+  title=Runs             of the plot
 
-Writes runs.md and runs.png to `output_dir`. The keys are those of configs/compare_runs.yaml.
+Examples:
+  python tools/compare_runs.py 'runs=[outputs/a,outputs/b]'
+  python tools/compare_runs.py 'runs=[outputs/a,outputs/b]' 'at=[30,60]' x=step title=Kernels
+
+Output:
+  The table on the screen; runs.md and runs.png in outputs/compare_runs (output_dir=).
 """
 
 from pathlib import Path

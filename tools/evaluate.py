@@ -1,11 +1,19 @@
-"""Score a checkpoint, or a file of detections, with the COCO numbers.
+"""Score a checkpoint on its validation images, or any file of detections, with the COCO numbers.
 
-    python tools/evaluate.py checkpoint=outputs/NAME/best.pt [data.root=DIR]
-    python tools/evaluate.py detections=FILE data.val.annotations=FILE
+Keys:
+  checkpoint=FILE        needed, or detections=: best.pt of a run, or a file of tools/import_weights.py
+  detections=FILE        needed, or checkpoint=: a COCO result file; with data.val.annotations=FILE
+  data.root=null         where the data is now; a checkpoint knows where it was in training
+  precision=fp32         of the forward pass
+  output_dir=outputs/evaluate   where the results go
 
-Writes metrics.json and, for a checkpoint, detections.json and ground_truth.json to `output_dir`; tools/analyze.py makes
-a report of them. The keys are those of
-configs/evaluate.yaml.
+Examples:
+  python tools/evaluate.py checkpoint=outputs/NAME/best.pt
+  python tools/evaluate.py detections=found.json data.val.annotations=instances_val.json
+
+Output:
+  The numbers on the screen; metrics.json (AP of each class too) in output_dir and, for a checkpoint, detections.json
+  and ground_truth.json, of which tools/analyze.py makes a report.
 """
 
 from pathlib import Path

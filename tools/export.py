@@ -1,9 +1,19 @@
-"""A trained checkpoint as one file that runs without this project: ONNX, torch.export or AOTInductor.
+"""Turn a checkpoint into one file that runs without this project: ONNX, torch.export or AOTInductor.
 
-    python tools/export.py checkpoint=outputs/NAME/best.pt format=onnx
+Keys:
+  checkpoint=FILE        needed: best.pt of a run, or a file of tools/import_weights.py
+  format=onnx            onnx | torch_export | aot_inductor
+  height=null            padded size in pixels that images are resized to fit into; null: the size of evaluation
+  width=null             likewise
+  top_k=100              detections an image
 
-Writes the model, and model.json with its classes, sizes and preprocessing, to `output_dir`; compares its detections
-with those of the checkpoint and prints how to run it. The keys are those of configs/export.yaml.
+Examples:
+  python tools/export.py checkpoint=outputs/NAME/best.pt
+  python tools/export.py checkpoint=outputs/NAME/best.pt format=aot_inductor height=800 width=1333
+
+Output:
+  outputs/export (output_dir=): model.onnx, model.pt2 or the like, and model.json with classes, sizes and
+  preprocessing. The file's detections are compared with the checkpoint's, and a script that runs it is printed.
 """
 
 from typing import get_args

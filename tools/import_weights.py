@@ -1,12 +1,22 @@
-"""Weights of other codebases into a checkpoint of this project, and back.
+"""Make a checkpoint of this project from weights of another codebase, or the other way round.
 
-    python tools/import_weights.py source=original file=r50_deformable_detr-checkpoint.pth
-    python tools/import_weights.py source=ours file=outputs/NAME/best.pt to=hf
+Keys:
+  source=CODEBASE        needed, whose weights: original | hf | mmdet | detrex | ours
+  file=FILE              needed: .pth, .bin or .safetensors, a folder of Hugging Face, or a checkpoint of ours
+  model=deformable_detr  what was trained: deformable_detr | refine | two_stage | single_scale
+  backbone=resnet50      with which backbone
+  to=ours                ours | original | hf | mmdet | detrex
+  classes=null           COCO annotation file that names the class rows by id; null: COCO's 80 or 91
 
-Writes imported.pt to `output_dir`, which tools/evaluate.py and tools/predict.py take as `checkpoint=` and
-tools/train.py as `init_from=`; with to=NAME the weights by another codebase's names. Every tensor must find its place:
-otherwise nothing is written, and a table says what did not fit and why. The keys are those of
-configs/import_weights.yaml.
+Examples:
+  python tools/import_weights.py source=original file=r50_deformable_detr-checkpoint.pth
+  python tools/import_weights.py source=hf file=FOLDER model=refine
+  python tools/import_weights.py source=ours file=outputs/NAME/best.pt to=hf
+
+Output:
+  outputs/import_weights (output_dir=): imported.pt, for checkpoint= of the other tools and init_from= of
+  tools/train.py; with to=NAME the weights by that codebase's names. Every tensor must find its place: otherwise
+  nothing is written, and a table says what did not fit and why.
 """
 
 from pathlib import Path

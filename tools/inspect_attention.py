@@ -1,10 +1,20 @@
-"""Where a trained model's attention looks: statistics over images, and the samples of a query drawn.
+"""Show where a trained model's attention looks: statistics over images, and the samples of one query drawn.
 
-    python tools/inspect_attention.py checkpoint=outputs/NAME/best.pt source=photos/
+Keys:
+  checkpoint=FILE        needed: best.pt of a run, or a file of tools/import_weights.py
+  source=IMAGES          needed: an image, a folder, or a quoted pattern
+  layer=null             the layer to draw, such as encoder.layers.0; null: the last decoder layer
+  query=null             the query to draw; null: the one with the best score
+  num_images=100         of the source, for the statistics
+  num_drawn=4            images to draw on
 
-Writes sampling.json (how far samples lie from what their query looks at, by layer, level and head, in cells of the
-level) and pictures to `output_dir`, and prints the table over all heads. The keys are those of
-configs/inspect_attention.yaml.
+Examples:
+  python tools/inspect_attention.py checkpoint=outputs/NAME/best.pt source=photos/
+  python tools/inspect_attention.py checkpoint=outputs/NAME/best.pt source=photo.jpg layer=encoder.layers.0 query=120
+
+Output:
+  outputs/inspect_attention (output_dir=): sampling.json (how far samples lie from what their query looks at, by layer,
+  level and head, in cells of the level) and pictures; the table over all heads on the screen.
 """
 
 from pathlib import Path

@@ -24,6 +24,7 @@ from detr.engine.preemption import REQUEUE_EXIT_CODE, Preempted
 from detr.engine.random_state import seed_everything
 from detr.telemetry.environment import collect_environment, format_environment
 from ops import BackendUnavailable
+from tools.help_text import help_text
 
 T = TypeVar("T")
 
@@ -36,7 +37,7 @@ USER_ERRORS = (ValueError, OSError, ImportError, FloatingPointError, MemoryError
 def hydra_tool(
     config_name: str, *, error_code: int = 1
 ) -> Callable[[Callable[[DictConfig], None]], Callable[[], None]]:
-    """Make `main(cfg)` a command that composes `configs/<config_name>.yaml`.
+    """Make `main(cfg)` a command that composes `configs/<config_name>.yaml`; `--help` prints the text of its file.
 
     Unknown keys are refused with the names that exist, user errors are printed without a stack trace
     (HYDRA_FULL_ERROR=1 shows it) and exit with `error_code`, a run that a signal stopped exits with 75 ("try again"),
@@ -62,6 +63,9 @@ def hydra_tool(
                 cleanup()
 
         def entry() -> None:
+            if {"--help", "-h"} & set(sys.argv[1:]):
+                print(help_text(str(main.__globals__["__doc__"]), config_name, str(CONFIG_DIR)), end="")
+                return
             try:
                 check_overrides(config_name, sys.argv[1:])
             except ValueError as error:

@@ -1,11 +1,20 @@
-"""Detect on images with a trained checkpoint.
+"""Detect objects on images with a trained checkpoint.
 
-    python tools/predict.py checkpoint=outputs/NAME/best.pt source=photos/ [threshold=0.5]
-    python tools/predict.py checkpoint=outputs/NAME/best.pt source='photos/**/*.jpg' classes=[person,dog] batch_size=8
+Keys:
+  checkpoint=FILE        needed: best.pt of a run, or a file of tools/import_weights.py
+  source=IMAGES          needed: an image, a folder, or a quoted pattern
+  threshold=0.3          least score of what is written and drawn
+  classes=null           names to keep, as [person,dog]; null keeps all
+  batch_size=1           images at once
+  draw=true              write the images with their boxes
 
-Writes predictions.json (COCO result format with names), images.json (image ids, and files that could not be read) and
-the images with their boxes drawn to `output_dir`. A bad file is reported and skipped.
-The keys are those of configs/predict.yaml.
+Examples:
+  python tools/predict.py checkpoint=outputs/NAME/best.pt source=photos/
+  python tools/predict.py checkpoint=outputs/NAME/best.pt source='photos/**/*.jpg' classes=[person,dog] batch_size=8
+
+Output:
+  outputs/predict (output_dir=): predictions.json (COCO result format, with names), images.json (image ids, and the
+  files that could not be read) and the drawn images. A bad file is reported and skipped.
 """
 
 from hydra.utils import instantiate

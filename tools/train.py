@@ -1,7 +1,21 @@
-"""Train a detector: `python tools/train.py [experiment=NAME] [key=value ...]`, or the same under torchrun.
+"""Train a detector, or go on with a run that stopped.
 
-The keys are those of configs/train.yaml. A run writes config.yaml, environment.json, metrics.jsonl,
-metrics.json, loss.png, ap.png, last.pt and best.pt to `output_dir`, and goes on there when started again.
+Keys:
+  experiment=null        a recipe of configs/experiment, such as quickstart, r50_50ep or fast_r50_refine_50ep
+  data=synthetic         custom for your own images (COCO, Roboflow, YOLO, Pascal VOC), with data.root=FOLDER
+  schedule.epochs=12     how long; the learning rate falls over it
+  data.batch_size=8      images a GPU and step; the learning rate follows it
+  precision=fp32         bf16 is much faster on a recent GPU (configs/precision)
+  name=tiny_synthetic    the run's folder is outputs/NAME; the same command again goes on there
+
+Examples:
+  python tools/train.py experiment=quickstart
+  python tools/train.py data=custom data.root=photos name=mine
+  torchrun --nproc_per_node=8 tools/train.py experiment=r50_50ep data.root=/data/coco
+
+Output:
+  outputs/NAME (output_dir=): last.pt, best.pt and step checkpoints, metrics.jsonl, metrics.json, loss.png, ap.png,
+  config.yaml, environment.json and MODEL_CARD.md.
 """
 
 from hydra.utils import instantiate

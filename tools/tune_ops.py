@@ -1,8 +1,19 @@
-"""Find the operator's fastest launch shapes on this GPU: `python tools/tune_ops.py [key=value ...]`.
+"""Find the attention operator's fastest launch shapes on this GPU, and keep them for every later process.
 
-Winners go to the cache next to the compiled kernels (`~/.cache/deformable-detr/tuning`), and every later process on
-a GPU of this model takes them. All candidates are in `output_dir`/tune_ops.md. The keys are those of
-configs/tune_ops.yaml. One GPU, nothing else running on it.
+Keys:
+  regimes=[encoder,decoder,other]       kinds of calls to tune for
+  dtypes=[bf16,fp32]                    of the values; bf16 stands for fp16 too
+  directions=[forward,backward]         passes
+  head_dim=32                           of a head; with num_heads= and num_points= of your model
+  write=true                            keep the winners; false only shows them
+
+Examples:
+  python tools/tune_ops.py
+  python tools/tune_ops.py regimes=[encoder] dtypes=[bf16] head_dim=64 num_heads=4
+
+Output:
+  The winners in ~/.cache/deformable-detr/tuning, next to the compiled kernels; all candidates in
+  outputs/tune_ops/tune_ops.md (output_dir=). Nothing else should run on the GPU.
 """
 
 import itertools
