@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from omegaconf import DictConfig
 
-from detr.benchmark.findings import flops, memory
+from detr.benchmark.findings import dispatch_order, dispatch_order_report, flops, memory
 from detr.benchmark.findings.report import Origin
 from detr.benchmark.op_inputs import OpCase
 from detr.benchmark.op_measure import OpVariant, check_or_say_why
@@ -17,7 +17,7 @@ from detr.benchmark.op_row import OpRow
 from detr.models import Backbone, deformable_detr
 from ops import KernelConfig
 
-FINDINGS = ("flops", "memory")
+FINDINGS = ("flops", "memory", "dispatch_order")
 
 
 def run_finding(cfg: DictConfig, origin: Origin, picture: Path) -> tuple[Sequence[Any], str]:
@@ -31,6 +31,10 @@ def run_finding(cfg: DictConfig, origin: Origin, picture: Path) -> tuple[Sequenc
         rows = measure_memory(cfg)
         memory.plot(rows, picture, title=origin.title)
         return rows, memory.markdown(rows, origin)
+    if case == "dispatch_order":
+        order_rows = measure_orders(cfg)
+        dispatch_order_report.plot(order_rows, picture, title=origin.title)
+        return order_rows, dispatch_order_report.markdown(order_rows, origin)
     raise ValueError(f"benchmark.case must be one of {', '.join(FINDINGS)}; got {case}")
 
 
@@ -59,3 +63,21 @@ def measure_memory(cfg: DictConfig) -> list[OpRow]:
             torch.cuda.empty_cache()
             print(f"memory N={batch_size} {dtype} {rows[-1].name}: {rows[-1].status}", file=sys.stderr, flush=True)
     return rows
+
+
+def measure_orders(cfg: DictConfig) -> list[dispatch_order.OrderRow]:
+    """Every order in every case of the preset, compared with linear."""
+    rows: list[dispatch_order.OrderRow] = []
+    settings = itertools.product(
+        cfg.benchmark.rows, cfg.benchmark.dtypes, cfg.benchmark.num_levels, cfg.benchmark.num_points
+    )
+    for kernel, dtype, num_levels, num_points in settings:
+        case = dispatch_order.OrderCase(
+            kernel.kernel, kernel.direction, dtype, cfg.benchmark.batch_size, num_levels, num_points
+        )
+        rows += dispatch_order.measure_case(
+            case, num_repeats=cfg.benchmark.num_repeats, num_calls=cfg.benchmark.num_calls, seed=cfg.seed
+        )
+        torch.cuda.empty_cache()
+        print(f"{case}: {rows[-1].status}", file=sys.stderr, flush=True)
+    return dispatch_order.corrected(rows)

@@ -40,20 +40,28 @@ class OpCase:
             raise ValueError(f"case must be encoder, uniform or decoder; got {self.kind!r}")
 
 
-def make_inputs(case: OpCase, dtype: torch.dtype, device: torch.device, *, seed: int) -> tuple[Problem, Tensor]:
+def make_inputs(
+    case: OpCase,
+    dtype: torch.dtype,
+    device: torch.device,
+    *,
+    seed: int,
+    shapes: tuple[tuple[int, int], ...] = ENCODER_SHAPES,
+) -> tuple[Problem, Tensor]:
     """A problem in the form with locations and weights, and a gradient of its output.
 
     Value, weights and gradient are of `dtype`, locations are float32: bfloat16 pixels would be off by whole pixels.
+    `shapes` are (H, W) a level.
     """
     generator = torch.Generator(device).manual_seed(seed)
-    L, M, P, D = len(ENCODER_SHAPES), case.num_heads, case.num_points, case.head_dim
-    S = sum(H * W for H, W in ENCODER_SHAPES)
+    L, M, P, D = len(shapes), case.num_heads, case.num_points, case.head_dim
+    S = sum(H * W for H, W in shapes)
     N, Lq = case.batch_size, case.num_queries if case.kind == "decoder" else S
     if case.kind == "encoder":
-        points = torch.cat([_centres(H, W, device) for H, W in ENCODER_SHAPES])  # (S, 2)
+        points = torch.cat([_centres(H, W, device) for H, W in shapes])  # (S, 2)
         noise = torch.randn(N, S, M, L, P, 2, device=device, generator=generator) * case.noise_px
         offsets_px = _initial_offsets(M, P, device)[:, None] + noise  # (N, S, M, L, P, 2)
-        sides = torch.tensor([(W, H) for H, W in ENCODER_SHAPES], device=device, dtype=torch.float32)
+        sides = torch.tensor([(W, H) for H, W in shapes], device=device, dtype=torch.float32)
         locations = points[:, None, None, None] + offsets_px / sides[:, None]
     else:
         locations = torch.rand(N, Lq, M, L, P, 2, device=device, generator=generator)
@@ -61,7 +69,7 @@ def make_inputs(case: OpCase, dtype: torch.dtype, device: torch.device, *, seed:
     weights = logits.softmax(-1).view(N, Lq, M, L, P).to(dtype)
     value = torch.randn(N, S, M, D, device=device, generator=generator).to(dtype)
     grad_output = torch.randn(N, Lq, M * D, device=device, generator=generator).to(dtype)
-    return Problem(value, ENCODER_SHAPES, locations.contiguous(), weights), grad_output
+    return Problem(value, shapes, locations.contiguous(), weights), grad_output
 
 
 def make_fused_inputs(case: OpCase, dtype: torch.dtype, device: torch.device, *, seed: int) -> tuple[Problem, Tensor]:
