@@ -4,7 +4,7 @@ import base64
 import html
 import io
 import logging
-from collections.abc import Sequence
+from collections.abc import Sequence, Set
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +12,8 @@ import numpy as np
 import torch
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
-from PIL import Image
+from PIL import Image, ImageOps
+from torchvision.transforms.functional import to_pil_image
 
 from detr.data import read_image
 from detr.evaluation import KINDS, Analysis, ClassAnalysis, Mistake
@@ -24,7 +25,8 @@ _logger = logging.getLogger(__name__)
 # more classes make the curves and the matrix unreadable: the ones with most objects are shown
 _NUM_CURVES = 12
 _NUM_CONFUSED = 30
-_PICTURE_PX = 480
+# longer side of the images with mistakes: small ones are made larger, so that boxes and names have room
+_LEAST_PICTURE_PX, _MOST_PICTURE_PX = 640, 960
 
 _MEANINGS = {
     "duplicate": "finds an object that a better detection has found",
@@ -38,12 +40,14 @@ _MEANINGS = {
 _STYLE = """
 body { font: 15px/1.45 system-ui, sans-serif; margin: 2rem auto; max-width: 72rem; padding: 0 1rem; color: #222; }
 table { border-collapse: collapse; margin: .6rem 0 1.4rem; }
+.table { overflow-x: auto; }
 td, th { border: 1px solid #ddd; padding: .2rem .6rem; text-align: right; }
-td:first-child, th:first-child { text-align: left; }
+td:first-child, th:first-child, .text { text-align: left; }
 th { background: #f4f4f4; }
 img { max-width: 100%; }
 .pair { display: flex; gap: 1rem; flex-wrap: wrap; margin-bottom: 1.4rem; }
-.pair figure { margin: 0; flex: 1 1 20rem; }
+.pair > * { margin: 0; flex: 1 1 20rem; min-width: 0; }
+figure img { width: 100%; }
 """
 
 
@@ -65,7 +69,12 @@ def write_report(analysis: Analysis, path: Path, *, title: str, images: Path | N
         "<h2>Classes</h2>",
         _classes_table(analysis.classes),
         "<h2>Precision over recall</h2>",
-        _picture(_curves(analysis.classes), "precision over recall of each class"),
+        '<div class="pair">',
+        *(
+            f"<div>{_picture(figure, f'precision over recall at IoU {iou}')}</div>"
+            for iou, figure in _curves(analysis.classes).items()
+        ),
+        "</div>",
         "<h2>Confusion</h2>",
         f"<p>Detections of at least {analysis.errors.min_score:g}, paired with objects at IoU 0.5, whatever the class."
         "</p>",
@@ -75,7 +84,8 @@ def write_report(analysis: Analysis, path: Path, *, title: str, images: Path | N
         sections += ["<h2>Images with most mistakes</h2>", *_worst_images(analysis, images, num_worst)]
     body = "\n".join(sections)
     page = (
-        f'<!DOCTYPE html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n<title>{html.escape(title)}</title>\n'
+        f'<!DOCTYPE html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
+        '<meta name="viewport" content="width=device-width, initial-scale=1">\n<title>{html.escape(title)}</title>\n'
         f"<style>{_STYLE}</style>\n</head>\n<body>\n{body}\n</body>\n</html>\n"
     )
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -86,7 +96,8 @@ def _summary(analysis: Analysis) -> str:
     numbers = {name: None if value < 0 else value for name, value in analysis.metrics.numbers().items()}
     return (
         f"<p>{len(analysis.ground_truth.image_numbers)} images, {sum(each.num_objects for each in analysis.classes)} "
-        f"objects, {len(analysis.detections)} detections.</p>"
+        f"objects, {len(analysis.detections)} detections. Numbers are in "
+        "[0, 1]; - stands where there is nothing to find.</p>"
         + _table(list(numbers), [[_number(value) for value in numbers.values()]])
     )
 
@@ -95,7 +106,7 @@ def _mistakes_table(analysis: Analysis) -> str:
     errors = analysis.errors
     rows = [["correct", str(errors.num_correct), f"detections of at least {errors.min_score:g} that found an object"]]
     rows += [[kind, str(errors.counts()[kind]), _MEANINGS[kind]] for kind in KINDS]
-    return _table(["kind", "number", "meaning"], rows)
+    return _table(["kind", "number", "meaning"], rows, texts=("meaning",))
 
 
 def _classes_table(classes: Sequence[ClassAnalysis]) -> str:
@@ -107,12 +118,14 @@ def _classes_table(classes: Sequence[ClassAnalysis]) -> str:
     return _table(["class", "objects", "AP", "AP50", "AP small", "AP medium", "AP large"], rows)
 
 
-def _curves(classes: Sequence[ClassAnalysis]) -> Figure:
+def _curves(classes: Sequence[ClassAnalysis]) -> dict[str, Figure]:
+    """Precision over recall by IoU: the classes with most objects, and the mean of all."""
     shown = [each for each in _most_frequent(classes, _NUM_CURVES) if each.AP is not None]
     present = [each for each in classes if each.AP is not None]
-    figure = Figure(figsize=(11, 4.4), layout="constrained")
+    figures = {}
     for column, iou in enumerate(("0.50", "0.75")):
-        axes = figure.add_subplot(1, 2, column + 1)
+        figures[iou] = figure = Figure(figsize=(5.5, 4.4), layout="constrained")
+        axes = figure.add_subplot()
         for each in shown:
             axes.plot(RECALL_LEVELS, each.precision[column], linewidth=1, label=each.name)
         if present:
@@ -120,9 +133,10 @@ def _curves(classes: Sequence[ClassAnalysis]) -> Figure:
             axes.plot(RECALL_LEVELS, mean, color="black", linewidth=2.2, label="mean of all classes")
         axes.set(title=f"IoU {iou}", xlabel="recall", ylabel="precision", xlim=(0, 1), ylim=(0, 1.02))
         axes.grid(visible=True, alpha=0.3)
-        if column == 1 and present:
-            axes.legend(fontsize="x-small", loc="upper right")
-    return figure
+        if present:
+            # curves leave this corner last
+            axes.legend(fontsize="x-small", loc="lower left")
+    return figures
 
 
 def _confusion(analysis: Analysis) -> Figure:
@@ -158,6 +172,7 @@ def _worst_images(analysis: Analysis, folder: Path, num_worst: int) -> list[str]
             continue
         mistakes = [each for each in analysis.errors.mistakes if each.image_number == number]
         found = [each for each in mistakes if each.kind != "missed"]
+        missed = {(each.category_id, each.bbox) for each in mistakes if each.kind == "missed"}
         objects = [each for each in analysis.ground_truth.annotations if each["image_id"] == number]
         kinds = ", ".join(
             f"{sum(each.kind == kind for each in mistakes)} {kind}"
@@ -166,15 +181,27 @@ def _worst_images(analysis: Analysis, folder: Path, num_worst: int) -> list[str]
         )
         sections.append(
             f'<h3>{html.escape(name)}: {num_mistakes} mistakes ({kinds})</h3>\n<div class="pair">'
-            + _figure("objects", _draw(analysis, pixels, objects))
-            + _figure("wrong detections", _draw(analysis, pixels, found))
+            + _figure("objects", _draw(analysis, pixels, objects, missed))
+            + _figure("wrong detections", _draw(analysis, pixels, found, missed))
             + "</div>"
         )
     return sections or ["<p>None has a mistake, or their files were not found.</p>"]
 
 
-def _draw(analysis: Analysis, pixels: torch.Tensor, entries: Sequence[Any]) -> Image.Image:
-    """Boxes of annotations or mistakes on an image, which is made small; each box has its own colour and text."""
+def _draw(
+    analysis: Analysis,
+    pixels: torch.Tensor,
+    entries: Sequence[Any],
+    missed: Set[tuple[int, tuple[float, float, float, float]]],
+) -> Image.Image:
+    """Boxes of annotations or mistakes on an image of a size to look at; each box has its own colour and text.
+
+    Args:
+        analysis: Knows the names.
+        pixels: (3, h, w) uint8, the image.
+        entries: Annotations, or mistakes.
+        missed: (category id, bbox) of the annotations that nothing found.
+    """
     names_by_id = {each.category_id: each.name for each in analysis.classes}
     boxes, names = [], []
     for entry in entries:
@@ -183,12 +210,16 @@ def _draw(analysis: Analysis, pixels: torch.Tensor, entries: Sequence[Any]) -> I
             names.append(f"{names_by_id[entry.category_id]} {entry.score:.2f} {entry.kind}")
         else:
             x, y, w, h = entry["bbox"]
-            names.append(names_by_id[entry["category_id"]])
+            is_missed = (entry["category_id"], tuple(entry["bbox"])) in missed
+            names.append(names_by_id[entry["category_id"]] + (" missed" if is_missed else ""))
         boxes.append([x, y, x + w, y + h])
+    height_px, width_px = pixels.shape[1:]
+    side_px = min(max(height_px, width_px, _LEAST_PICTURE_PX), _MOST_PICTURE_PX)
+    picture = ImageOps.contain(to_pil_image(pixels), (side_px, side_px))
+    x_scale, y_scale = picture.width / width_px, picture.height / height_px
     corners = torch.tensor(boxes, dtype=torch.float32).reshape(-1, 4)
-    picture = draw_boxes(pixels, corners, list(range(len(names))), names=names)
-    picture.thumbnail((_PICTURE_PX * 2, _PICTURE_PX * 2))
-    return picture
+    corners *= torch.tensor([x_scale, y_scale, x_scale, y_scale])
+    return draw_boxes(picture, corners, list(range(len(names))), names=names)
 
 
 def _most_frequent(classes: Sequence[ClassAnalysis], limit: int) -> list[ClassAnalysis]:
@@ -211,10 +242,17 @@ def _inline(content: bytes, kind: str, caption: str) -> str:
     return f'<img alt="{html.escape(caption)}" src="data:image/{kind};base64,{base64.b64encode(content).decode()}">'
 
 
-def _table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    head = "".join(f"<th>{html.escape(name)}</th>" for name in header)
-    body = "\n".join("<tr>" + "".join(f"<td>{html.escape(cell)}</td>" for cell in row) + "</tr>" for row in rows)
-    return f"<table>\n<tr>{head}</tr>\n{body}\n</table>"
+def _table(header: Sequence[str], rows: Sequence[Sequence[str]], *, texts: Sequence[str] = ()) -> str:
+    """A table of numbers, whose first column and those of `texts` are words."""
+    classes = [' class="text"' if name in texts else "" for name in header]
+    head = "".join(f"<th{kind}>{html.escape(name)}</th>" for kind, name in zip(classes, header, strict=True))
+    body = "\n".join(
+        "<tr>"
+        + "".join(f"<td{kind}>{html.escape(cell)}</td>" for kind, cell in zip(classes, row, strict=True))
+        + "</tr>"
+        for row in rows
+    )
+    return f'<div class="table"><table>\n<tr>{head}</tr>\n{body}\n</table></div>'
 
 
 def _number(value: float | None) -> str:

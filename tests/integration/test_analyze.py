@@ -72,8 +72,11 @@ def test_a_report_is_one_whole_page(tool: Tool, refused: Tool, tmp_path: Path):
     assert "cat <b>&" in text
     assert "a.png: 1 mistakes (1 classification)" in text
     assert "2 images, 3 objects, 2 detections" in text
-    # curves, confusion, and two pictures of the one image that can be read
-    assert len(page.pictures) == 4
+    # curves at two overlaps, confusion, and two pictures of the one image that can be read, made large enough to read
+    assert len(page.pictures) == 5
+    assert [Image.open(io.BytesIO(base64.b64decode(source.partition("base64,")[2]))).size for source in page.pictures][
+        3:
+    ] == [(640, 480)] * 2
     for source in page.pictures:
         picture = Image.open(io.BytesIO(base64.b64decode(source.partition("base64,")[2])))
         picture.load()
