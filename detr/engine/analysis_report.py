@@ -44,6 +44,7 @@ table { border-collapse: collapse; margin: .6rem 0 1.4rem; }
 td, th { border: 1px solid #ddd; padding: .2rem .6rem; text-align: right; }
 td:first-child, th:first-child, .text { text-align: left; }
 th { background: #f4f4f4; }
+h1, h3 { overflow-wrap: anywhere; }
 img { max-width: 100%; }
 .pair { display: flex; gap: 1rem; flex-wrap: wrap; margin-bottom: 1.4rem; }
 .pair > * { margin: 0; flex: 1 1 20rem; min-width: 0; }
