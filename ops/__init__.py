@@ -3,6 +3,7 @@
 The public surface is what this file exports. Importing it compiles nothing and touches no GPU.
 """
 
+from ops.assignment import assign
 from ops.msda.config import KernelConfig
 from ops.msda.dispatch import BackendStatus, BackendUnavailable, backends
 from ops.msda.functional import ms_deform_attn, ms_deform_attn_fused
@@ -14,6 +15,7 @@ __all__ = [
     "BackendUnavailable",
     "KernelConfig",
     "MSDeformAttn",
+    "assign",
     "backends",
     "ms_deform_attn",
     "ms_deform_attn_fused",

@@ -12,7 +12,8 @@ from torchvision.ops import box_convert, sigmoid_focal_loss
 
 from detr.boxes import paired_generalized_box_iou
 from detr.dtypes import at_least_float32
-from detr.losses.matcher import HungarianMatcher, Matches, MatchingProblem
+from detr.losses.matcher import HungarianMatcher, MatchingProblem
+from detr.losses.matches import Matches
 from detr.losses.padded_targets import PaddedTargets
 from detr.structures import DetectorOutput, Target
 
@@ -130,7 +131,7 @@ class SetCriterion(nn.Module):
         numbers of boxes; none and one make their own.
         """
         self._terms = torch.compile(self._terms, fullgraph=True, dynamic=True)  # type: ignore[method-assign]
-        self.matcher.cost = torch.compile(self.matcher.cost, fullgraph=True, dynamic=True)  # type: ignore[method-assign]
+        self.matcher.compile_arithmetic()
 
     def _terms(
         self,

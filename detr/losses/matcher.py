@@ -6,6 +6,7 @@ Shapes: K layers, N images, Lq queries, C classes, T the most boxes of any image
 import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Literal, get_args
 
 import numpy as np
 import torch
@@ -16,24 +17,13 @@ from torchvision.ops import box_convert
 
 from detr.boxes import paired_generalized_box_iou
 from detr.dtypes import at_least_float32
+from detr.losses.matches import Matches, assign_on_device, matches_from_host
 from detr.losses.padded_targets import PaddedTargets
+from detr.telemetry.host_copy import HostCopy
 
 logger = logging.getLogger(__name__)
 
-
-@dataclass(frozen=True)
-class Matches:
-    """Matched pairs; each image gives min(Lq, its boxes) of them in every layer.
-
-    Attributes:
-        image: (R,) int64.
-        query: (K, R) int64, ascending within an image.
-        target: (K, R) int64, row of the image's boxes.
-    """
-
-    image: Tensor
-    query: Tensor
-    target: Tensor
+Solver = Literal["host", "device"]
 
 
 @dataclass(frozen=True)
@@ -54,10 +44,12 @@ class MatchingProblem:
 class HungarianMatcher(nn.Module):
     """Cheapest one-to-one assignment by class, L1 and generalised IoU (recipe, section 5.1).
 
-    The costs of all layers go to the host in one copy, the only point of a training step where the host waits
-    for the device; scipy solves them there.
+    With solver="host" the costs of all layers go to the host in one copy, the only point of a training step where the
+    host waits for the device; scipy solves them there. With solver="device" they stay (`ops.assign`), and nothing
+    waits: costs that are not finite are then reported at the next call.
 
     Args:
+        solver: host | device. Both find the cheapest assignment; among equally cheap ones their choice may differ.
         cost_class: Weight of the focal classification cost.
         cost_bbox: Weight of the L1 distance of (cx, cy, w, h).
         cost_giou: Weight of the negative generalised IoU.
@@ -68,6 +60,7 @@ class HungarianMatcher(nn.Module):
     def __init__(
         self,
         *,
+        solver: Solver = "host",
         cost_class: float = 2.0,
         cost_bbox: float = 5.0,
         cost_giou: float = 2.0,
@@ -77,6 +70,9 @@ class HungarianMatcher(nn.Module):
         super().__init__()
         if cost_class == cost_bbox == cost_giou == 0:
             raise ValueError("HungarianMatcher: at least one of cost_class, cost_bbox, cost_giou must not be 0")
+        if solver not in get_args(Solver):
+            raise ValueError(f"criterion.matcher.solver must be host or device; got {solver!r}")
+        self.solver = solver
         self.cost_class = cost_class
         self.cost_bbox = cost_bbox
         self.cost_giou = cost_giou
@@ -85,6 +81,8 @@ class HungarianMatcher(nn.Module):
         # batches in which a cost was not finite; said with each warning
         self.num_nonfinite_batches = 0
         self._warned_crowded = False
+        # of the last call with solver="device": not finite costs of each image, of how many, and the images' ids
+        self._nonfinite_reports: list[tuple[HostCopy, int, tuple[int, ...]]] = []
 
     def forward(self, problem: MatchingProblem) -> Matches:
         """Match every layer on its own; see `match`."""
@@ -92,11 +90,15 @@ class HungarianMatcher(nn.Module):
 
     @torch.no_grad()
     def match(self, problems: Sequence[MatchingProblem]) -> list[Matches]:
-        """Solve several problems with one copy to the host: decoder layers and proposals differ in Lq.
+        """Solve several problems, with one copy to the host at most: decoder layers and proposals differ in Lq.
 
         Raises:
             ValueError: A label is not in [0, C), or a target box is not finite or not in [0, 1].
         """
+        for problem in problems:
+            self._warn_if_crowded(problem)
+        if self.solver == "device":
+            return self._match_on_device(problems)
         costs = [self.cost(problem) for problem in problems]
         # target faults ride along in the one copy: by themselves they would cost more stalls
         parts = [
@@ -107,11 +109,34 @@ class HungarianMatcher(nn.Module):
         host_parts = np.split(torch.cat(parts).cpu().numpy(), np.cumsum([part.numel() for part in parts])[:-1])
         matches = []
         for index, (cost, problem) in enumerate(zip(costs, problems, strict=True)):
-            self._warn_if_crowded(problem)
             host_cost, bad_labels, bad_boxes = host_parts[3 * index : 3 * index + 3]
             _raise_on_faults(bad_labels, bad_boxes, problem)
-            matches.append(_to_device(self._solve(host_cost.reshape(cost.shape), problem), cost.device))
+            table = self._solve(host_cost.reshape(cost.shape), problem)
+            matches.append(matches_from_host(table, cost.device))
         return matches
+
+    def _match_on_device(self, problems: Sequence[MatchingProblem]) -> list[Matches]:
+        for problem in problems:
+            # a wait only for targets that were on the device already
+            bad_labels, bad_boxes = _target_faults(problem, on_host=True)
+            _raise_on_faults(bad_labels.numpy(), bad_boxes.numpy(), problem)
+        reports, self._nonfinite_reports = self._nonfinite_reports, []
+        for report, num_costs, image_ids in reports:
+            # of the step before: by now the device has passed it, or is about to
+            self._warn_if_nonfinite(report.read().numpy(), num_costs, image_ids)
+        matches = []
+        for problem in problems:
+            cost, num_bad = self._finite_on_device(self.cost(problem))
+            self._nonfinite_reports.append((HostCopy(num_bad), cost.numel(), problem.targets.image_ids))
+            matches.append(assign_on_device(cost, problem.targets.counts))
+        return matches
+
+    def compile_arithmetic(self) -> None:
+        """Run the costs through torch.compile from now on, for any numbers of boxes."""
+        self.cost = torch.compile(self.cost, fullgraph=True, dynamic=True)  # type: ignore[method-assign]
+        self._finite_on_device = torch.compile(  # type: ignore[method-assign]
+            self._finite_on_device, fullgraph=True, dynamic=True
+        )
 
     def cost(self, problem: MatchingProblem) -> Tensor:
         """Cost (K, N, Lq, T) of giving each box to each query, float32 at least."""
@@ -135,7 +160,7 @@ class HungarianMatcher(nn.Module):
         return self.cost_class * (positive - negative) + self.cost_bbox * distance - self.cost_giou * giou
 
     def _solve(self, cost: NDArray[np.floating], problem: MatchingProblem) -> NDArray[np.int64]:
-        """Rows of `Matches` (1 + 2*K, R): the image, then the query and the target of each layer."""
+        """The table that `matches_from_host` takes."""
         cost = self._finite(cost, problem.targets)
         num_layers, _, num_queries, _ = cost.shape
         counts = problem.targets.counts
@@ -153,18 +178,29 @@ class HungarianMatcher(nn.Module):
         finite = np.isfinite(costs)
         if finite.all():
             return costs
+        self._warn_if_nonfinite((~finite).sum((0, 2, 3)), costs.size, targets.image_ids)
+        worst = costs[finite].max(initial=0.0)
+        return np.where(finite, costs, worst + 1.0)
+
+    def _finite_on_device(self, costs: Tensor) -> tuple[Tensor, Tensor]:
+        """The same on the device; and how many of each image were not finite, (N,) int64."""
+        finite = costs.isfinite()
+        worst = costs.where(finite, 0).amax().clamp(min=0) if costs.numel() else costs.new_zeros(())
+        return costs.where(finite, worst + 1), finite.logical_not().sum((0, 2, 3))
+
+    def _warn_if_nonfinite(self, num_bad: NDArray[np.integer], num_costs: int, image_ids: Sequence[int]) -> None:
+        """Report a problem of `num_costs` costs by the number (N,) of those of each image that are not finite."""
+        if not num_bad.any():
+            return
         self.num_nonfinite_batches += 1
-        bad_images = [targets.image_ids[i] for i in np.unique(np.nonzero(~finite)[1])]
         logger.warning(
             "matcher: %d of %d costs are not finite (batch %d with this fault, images %s): the model predicted NaN "
             "or infinity. They are matched last; lower the learning rate or use precision=fp32 if this goes on",
-            int((~finite).sum()),
-            costs.size,
+            int(num_bad.sum()),
+            num_costs,
             self.num_nonfinite_batches,
-            bad_images[:10],
+            [image_ids[index] for index in num_bad.nonzero()[0].tolist()][:10],
         )
-        worst = costs[finite].max(initial=0.0)
-        return np.where(finite, costs, worst + 1.0)
 
     def _warn_if_crowded(self, problem: MatchingProblem) -> None:
         num_queries, targets = problem.logits.shape[2], problem.targets
@@ -182,9 +218,13 @@ class HungarianMatcher(nn.Module):
         )
 
 
-def _target_faults(problem: MatchingProblem) -> tuple[Tensor, Tensor]:
+def _target_faults(problem: MatchingProblem, *, on_host: bool = False) -> tuple[Tensor, Tensor]:
     """Where a label is not of the classes, and where a box is not finite or not in [0, 1]; (N, T) bool each."""
-    labels, boxes = problem.targets.labels, problem.targets.boxes
+    targets = problem.targets
+    labels, boxes = targets.labels, targets.boxes
+    if on_host:
+        labels = labels.cpu() if targets.host_labels is None else targets.host_labels
+        boxes = boxes.cpu() if targets.host_boxes is None else targets.host_boxes
     bad_labels = (labels < 0) | (labels >= problem.logits.shape[-1])
     return bad_labels, ~((boxes >= 0) & (boxes <= 1)).all(-1)  # NaN compares false
 
@@ -202,13 +242,3 @@ def _raise_on_faults(
         for index, row in np.argwhere(faults.reshape(targets.labels.shape) != 0):
             found = values[index, row].tolist()
             raise ValueError(f"image {targets.image_ids[index]}: {name} {row} is {found}; it {wanted[name]}")
-
-
-def _to_device(table: NDArray[np.int64], device: torch.device) -> Matches:
-    """`Matches` from the rows of `HungarianMatcher._solve`, in one copy that nothing waits for."""
-    tensor = torch.from_numpy(table)
-    if device.type == "cuda":
-        tensor = tensor.pin_memory()
-    tensor = tensor.to(device, non_blocking=True)
-    num_layers = (len(table) - 1) // 2
-    return Matches(tensor[0], tensor[1 : 1 + num_layers], tensor[1 + num_layers :])

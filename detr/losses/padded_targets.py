@@ -23,12 +23,16 @@ class PaddedTargets:
         boxes: (N, T, 4) float32 at least, (cx, cy, w, h) in [0, 1]; PADDING_BOX four times in padded rows.
         counts: Boxes of each image, on the host.
         image_ids: For messages.
+        host_labels: `labels` as they were before they travelled, if they came from the CPU; else None.
+        host_boxes: Likewise.
     """
 
     labels: Tensor
     boxes: Tensor
     counts: tuple[int, ...]
     image_ids: tuple[int, ...]
+    host_labels: Tensor | None = None
+    host_boxes: Tensor | None = None
 
     @classmethod
     def from_targets(cls, targets: Sequence[Target], device: torch.device) -> "PaddedTargets":
@@ -42,11 +46,19 @@ class PaddedTargets:
             [at_least_float32(target.boxes) for target in targets], batch_first=True, padding_value=PADDING_BOX
         )
         counts = tuple(target.labels.shape[0] for target in targets)
-        return cls(_to(labels, device), _to(boxes, device), counts, tuple(target.image_id for target in targets))
+        return cls(
+            _to(labels, device),
+            _to(boxes, device),
+            counts,
+            tuple(target.image_id for target in targets),
+            host_labels=labels if labels.device.type == "cpu" else None,
+            host_boxes=boxes if boxes.device.type == "cpu" else None,
+        )
 
     def as_objects(self) -> "PaddedTargets":
         """The same boxes, all of class 0: what proposals are trained on."""
-        return replace(self, labels=torch.zeros_like(self.labels))
+        host_labels = None if self.host_labels is None else torch.zeros_like(self.host_labels)
+        return replace(self, labels=torch.zeros_like(self.labels), host_labels=host_labels)
 
 
 def _to(tensor: Tensor, device: torch.device) -> Tensor:

@@ -21,7 +21,7 @@ pytestmark = [
 ]
 
 
-def make_state(*, precision="fp32", backend="cuda", two_stage=False, cuda_graphs=False):
+def make_state(*, precision="fp32", backend="cuda", two_stage=False, cuda_graphs=False, solver="host"):
     torch.manual_seed(0)
     model = deformable_detr(
         Backbone("resnet18"),
@@ -38,7 +38,7 @@ def make_state(*, precision="fp32", backend="cuda", two_stage=False, cuda_graphs
     )
     return build_train_state(
         model,
-        SetCriterion(num_classes=5, matcher=HungarianMatcher()),
+        SetCriterion(num_classes=5, matcher=HungarianMatcher(solver=solver)),
         lambda model, total_batch: build_adamw(model, total_batch=total_batch, lr=5e-4, scale_lr=False),
         StepDecay(epochs=1, milestones=()),
         Precision(precision),
@@ -59,8 +59,9 @@ def make_batches(num_batches=2):
 @pytest.mark.parametrize(
     ("backend", "cuda_graphs"), [("reference", False), ("triton", False), ("cuda", False), ("cuda", True)]
 )
-def test_the_host_waits_once_a_step_in_the_matcher(backend, cuda_graphs, two_stage, monkeypatch):
-    state = make_state(backend=backend, two_stage=two_stage, cuda_graphs=cuda_graphs)
+@pytest.mark.parametrize(("solver", "waits_a_step"), [("host", 1), ("device", 0)])
+def test_the_host_waits_in_the_matcher_alone(solver, waits_a_step, backend, cuda_graphs, two_stage, monkeypatch):
+    state = make_state(backend=backend, two_stage=two_stage, cuda_graphs=cuda_graphs, solver=solver)
     batches = make_batches()
     for batch in batches:  # compile kernels, build the optimizer's state
         train_step(state, [batch])
@@ -82,7 +83,16 @@ def test_the_host_waits_once_a_step_in_the_matcher(backend, cuda_graphs, two_sta
             train_step(state, [batch])
     finally:
         torch.cuda.set_sync_debug_mode("default")
-    assert len(waits) == len(batches)
+    assert len(waits) == waits_a_step * len(batches)
+
+
+def test_both_solvers_train_alike():
+    losses = {}
+    for solver in ("host", "device"):
+        state = make_state(solver=solver)
+        state.detector.eval()  # no dropout
+        losses[solver] = [float(train_step(state, [batch]).loss) for batch in make_batches(6)]
+    assert losses["device"] == pytest.approx(losses["host"], rel=1e-3)
 
 
 @pytest.mark.parametrize("precision", ["fp32", "tf32", "bf16", "fp16"])

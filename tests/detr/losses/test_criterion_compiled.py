@@ -39,8 +39,10 @@ def graphs(monkeypatch):
     torch._dynamo.reset()
 
 
-def test_loss_and_gradients_are_the_plain_ones_and_graphs_settle(graphs):
-    plain, compiled = (SetCriterion(num_classes=11, matcher=HungarianMatcher()) for _ in range(2))
+@pytest.mark.parametrize("solver", ["host", "device"])
+def test_loss_and_gradients_are_the_plain_ones_and_graphs_settle(graphs, solver):
+    plain = SetCriterion(num_classes=11, matcher=HungarianMatcher())
+    compiled = SetCriterion(num_classes=11, matcher=HungarianMatcher(solver=solver))
     compiled.compile_arithmetic()
     num_graphs = []
     for counts in ((3, 2), (5, 3), (4, 19), (30, 2), (0, 3), (0, 0)):
