@@ -155,6 +155,9 @@ def synthetic_data(
     train_transforms: DetectionTransform,
     eval_transforms: EvalTransform,
     sampling: Sampling | None = None,
+    max_objects: int = 7,
+    min_side_px: float = 18,
+    max_side_share: float = 0.45,
 ) -> DetectionData:
     """The embedded synthetic dataset.
 
@@ -171,10 +174,23 @@ def synthetic_data(
         train_transforms: Augmentation of the training images.
         eval_transforms: Resizing of the validation images.
         sampling: Which training samples meet in a batch; None: chance alone decides.
+        max_objects: See `SyntheticDataset`.
+        min_side_px: See `SyntheticDataset`.
+        max_side_share: See `SyntheticDataset`.
     """
 
     def open_split(split: Split, num_images: int, transforms: DetectionTransform) -> SyntheticDataset:
-        return SyntheticDataset(split, transforms, num_images=num_images, size=size, num_classes=num_classes, seed=seed)
+        return SyntheticDataset(
+            split,
+            transforms,
+            num_images=num_images,
+            size=size,
+            num_classes=num_classes,
+            max_objects=max_objects,
+            min_side_px=min_side_px,
+            max_side_share=max_side_share,
+            seed=seed,
+        )
 
     return DetectionData(
         open_train=lambda: open_split("train", num_train_images, train_transforms),

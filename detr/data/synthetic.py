@@ -23,15 +23,15 @@ from detr.data.shapes import SHAPES, draw_mask
 from detr.data.transforms import DetectionTransform
 from detr.structures import ClassTable
 
-_MAX_OBJECTS = 7
 _EMPTY_SHARE = 0.08
-_MIN_SIDE_PX = 18
-_MAX_SIDE_SHARE = 0.45
 _MIN_SIZE, _MAX_SIZE = 64, 1024
+# a scene numbers its objects in 8 bits; thinner outlines than that have no pixel that is half covered
+_MOST_OBJECTS = 200
+_LEAST_SIDE_PX = 8
 
 
 class SyntheticDataset(Dataset[Sample]):
-    """Shapes that differ in outline, colour and pattern: 0 to 7 an image, overlapping, many of them small.
+    """Shapes that differ in outline, colour and pattern: several an image, overlapping, many of them small.
 
     Boxes fit the pixels of each shape as it was drawn; later shapes hide at most a third of it. Image ids are
     the index + 1, category ids the label + 1.
@@ -40,8 +40,11 @@ class SyntheticDataset(Dataset[Sample]):
         split: "train" or "val", which have no image in common.
         transforms: Augmentation or resizing.
         num_images: The length.
-        size: Height and width of the images in pixels, 64 to 1024. Shapes are 18 pixels to 0.45 times as wide.
+        size: Height and width of the images in pixels, 64 to 1024.
         num_classes: How many of the shapes to draw, at least 2.
+        max_objects: The most objects an image; one in twelve images has none.
+        min_side_px: Side of the smallest shapes in pixels, before their proportions vary.
+        max_side_share: Side of the largest, relative to `size`.
         seed: Another seed gives other images.
 
     Attributes:
@@ -56,6 +59,9 @@ class SyntheticDataset(Dataset[Sample]):
         num_images: int,
         size: int = 160,
         num_classes: int = 6,
+        max_objects: int = 7,
+        min_side_px: float = 18,
+        max_side_share: float = 0.45,
         seed: int = 0,
     ) -> None:
         if split not in ("train", "val"):
@@ -66,12 +72,21 @@ class SyntheticDataset(Dataset[Sample]):
             raise ValueError(f"the size of synthetic images must be {_MIN_SIZE} to {_MAX_SIZE} pixels; got {size}")
         if not 2 <= num_classes <= len(SHAPES):
             raise ValueError(f"the synthetic dataset has 2 to {len(SHAPES)} classes; got {num_classes}")
+        if not 1 <= max_objects <= _MOST_OBJECTS:
+            raise ValueError(f"max_objects of synthetic images must be 1 to {_MOST_OBJECTS}; got {max_objects}")
+        if not (_LEAST_SIDE_PX <= min_side_px <= max_side_share * size and max_side_share <= 1):
+            raise ValueError(
+                f"the sides of synthetic shapes must be {_LEAST_SIDE_PX} pixels to the whole image, smallest first; "
+                f"got min_side_px={min_side_px} and max_side_share={max_side_share} of {size} pixels"
+            )
         names = tuple(SHAPES)[:num_classes]
         self.class_table = ClassTable(names=names, category_ids=tuple(range(1, num_classes + 1)))
         self._split = split
         self._transforms = transforms
         self._num_images = num_images
         self._size = size
+        self._max_objects = max_objects
+        self._log_sides = (np.log(min_side_px), np.log(max_side_share * size))
         self._seed = seed
 
     def __len__(self) -> int:
@@ -193,9 +208,9 @@ class SyntheticDataset(Dataset[Sample]):
             return []
         shapes = list(SHAPES.values())
         scene = Scene(self._size)
-        for _ in range(int(random.integers(1, _MAX_OBJECTS + 1))):
+        for _ in range(int(random.integers(1, self._max_objects + 1))):
             label = int(random.integers(self.class_table.num_classes))
-            log_side = random.uniform(np.log(_MIN_SIDE_PX), np.log(_MAX_SIDE_SHARE * self._size))
+            log_side = random.uniform(*self._log_sides)
             mask = draw_mask(
                 shapes[label],
                 side_px=float(np.exp(log_side)),

@@ -19,6 +19,8 @@ class TrainerSettings:
             ends; looked at when it logs. The schedule is not shortened. None: it ends with the schedule.
         log_every: Optimizer steps between two logs.
         eval_every: Epochs between two evaluations; the last epoch is always evaluated.
+        eval_every_minutes: Minutes of training between two evaluations within epochs, beside those of `eval_every`;
+            looked at when it logs. None: at the end of epochs only.
         save_every: Epochs between two checkpoints; the last and a best epoch are always saved.
         save_every_steps: Optimizer steps between two checkpoints within an epoch; None saves at epochs only.
         keep_last: Checkpoints to keep beside best.pt, the newest (last.pt) included; if one is damaged, the run goes
@@ -46,6 +48,7 @@ class TrainerSettings:
     max_minutes: float | None = None
     log_every: int = 50
     eval_every: int = 1
+    eval_every_minutes: float | None = None
     save_every: int = 1
     save_every_steps: int | None = 1000
     keep_last: int = 2
@@ -71,8 +74,10 @@ class TrainerSettings:
         for name in ("profile_steps", "num_pictures"):
             if not isinstance(getattr(self, name), int) or getattr(self, name) < 0:
                 raise ValueError(f"trainer.{name} must be a whole number, 0 for none; got {getattr(self, name)}")
-        if self.max_minutes is not None and not self.max_minutes > 0:
-            raise ValueError(f"trainer.max_minutes must be positive, or null for no limit; got {self.max_minutes}")
+        for name in ("max_minutes", "eval_every_minutes"):
+            minutes = getattr(self, name)
+            if minutes is not None and not minutes > 0:
+                raise ValueError(f"trainer.{name} must be positive, or null for none; got {minutes}")
         if self.hang_s is not None and not self.hang_s > 0:
             raise ValueError(f"trainer.hang_s must be positive, or null to watch nothing; got {self.hang_s}")
         if self.nonfinite not in get_args(NonFinitePolicy):

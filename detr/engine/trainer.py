@@ -177,6 +177,11 @@ class Trainer:
     def _is_evaluation_due(self) -> bool:
         return self._is_last() or self.progress.epoch % self.settings.eval_every == 0
 
+    def _is_minute_evaluation_due(self) -> bool:
+        """By the clock of rank 0. A collective where it is asked for."""
+        every = self.settings.eval_every_minutes
+        return every is not None and broadcast_object(self.clock.passed(every))
+
     def _is_last(self) -> bool:
         return self._time_is_up or self.progress.epoch >= self.num_epochs
 
@@ -214,6 +219,10 @@ class Trainer:
                 self._log(interval, result.lr)
                 # here the host has waited for the steps that the clock counts
                 self._time_is_up = self._is_time_up()
+                if not self._time_is_up and self._is_minute_evaluation_due():
+                    with self.clock.paused():
+                        self._evaluate_and_save()
+                    interval.restart()
             if result.num_stop_requests.read() > 0:
                 self._save(is_best=False)
                 self._leave()

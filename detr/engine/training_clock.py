@@ -15,6 +15,7 @@ class TrainingClock:
     def __init__(self, seconds: float = 0.0) -> None:
         self._before_s = seconds
         self._started_s: float | None = None
+        self._asked_s = seconds
 
     @property
     def seconds(self) -> float:
@@ -26,6 +27,20 @@ class TrainingClock:
     def minutes(self) -> float:
         """Trained up to now."""
         return self.seconds / 60
+
+    def passed(self, every_minutes: float) -> bool:
+        """Whether a multiple of so many minutes has gone by since this was last asked, or since the clock was made."""
+        asked_s, self._asked_s = self._asked_s, self.seconds
+        return self._asked_s // (60 * every_minutes) > asked_s // (60 * every_minutes)
+
+    @contextmanager
+    def paused(self) -> Iterator[None]:
+        """Leaves out the time of a block within `running`."""
+        self._before_s, self._started_s = self.seconds, None
+        try:
+            yield
+        finally:
+            self._started_s = time.perf_counter()
 
     @contextmanager
     def running(self) -> Iterator[None]:

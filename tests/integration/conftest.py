@@ -13,6 +13,7 @@ from tools import (
     benchmark,
     check_dataset,
     compare_accuracy,
+    compare_gradients,
     compare_runs,
     evaluate,
     import_weights,
@@ -31,6 +32,7 @@ MAINS = {
     "inspect_attention": inspect_attention.main,
     "benchmark": benchmark.main,
     "compare_accuracy": compare_accuracy.main,
+    "compare_gradients": compare_gradients.main,
     "compare_runs": compare_runs.main,
 }
 

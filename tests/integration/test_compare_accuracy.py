@@ -4,6 +4,8 @@ import json
 from collections.abc import Callable
 from pathlib import Path
 
+import pytest
+
 Tool = Callable[..., str]
 
 
@@ -19,9 +21,7 @@ def test_a_comparison_and_its_runs(tool: Tool, refused: Tool, tmp_path: Path):
         4,
     )
     assert row["environment"]["versions"]["torch"]
-    assert "kernel.deterministic=true" in (folder / "runs" / "deterministic_seed7" / "config.yaml").read_text() or (
-        "deterministic: true" in (folder / "runs" / "deterministic_seed7" / "config.yaml").read_text()
-    )
+    assert "deterministic: true" in (folder / "runs" / "deterministic_seed7" / "config.yaml").read_text()
     assert "| reference | 0 of 1 | not yet run" in report
     assert {path.name for path in folder.iterdir()} == {"rows.jsonl", "report.md", "rows.csv", "curves.png", "runs"}
 
@@ -35,3 +35,15 @@ def test_a_comparison_and_its_runs(tool: Tool, refused: Tool, tmp_path: Path):
     assert "| deterministic_seed7 |  |  | 0.000 |" in table
     assert (tmp_path / "outputs" / "compare_runs" / "runs.png").stat().st_size > 1000
     assert "needs runs=[FOLDER,...]" in refused("compare_runs")
+
+    checkpoint = folder / "runs" / "deterministic_seed7" / "last.pt"
+    only = "only=[reference_fp32,triton_fp16]"
+    table = tool("compare_gradients", f"checkpoints=[{checkpoint}]", only, "device=cpu")
+    assert "| all parameters | reference_fp32 |" in table
+    assert "| triton_fp16 | 4 | precision=fp16 needs a CUDA device" in table
+    found = json.loads((tmp_path / "outputs" / "compare_gradients" / "gradients.json").read_text())
+    [plain, absent] = found["rows"]
+    assert 0 < plain["distances"][0]["error"] < 1e-3
+    assert plain["loss"] == pytest.approx(plain["exact_loss"], rel=1e-4)
+    assert absent["distances"] == []
+    assert "needs checkpoints=[FILE,...]" in refused("compare_gradients")

@@ -240,3 +240,27 @@ def test_arguments_out_of_range_are_refused(options, message):
 def test_an_index_out_of_range_is_an_index_error():
     with pytest.raises(IndexError, match="image 5 of the 5"):
         synthetic(num_images=5)[5]
+
+
+def test_small_objects_in_large_images():
+    truth = synthetic(
+        num_images=200, size=384, num_classes=12, max_objects=16, min_side_px=10, max_side_share=0.2
+    ).coco_ground_truth()
+    sides = np.array([annotation["bbox"][2:] for annotation in truth["annotations"]])
+    num_boxes = np.bincount([annotation["image_id"] for annotation in truth["annotations"]])[1:]
+    assert 14 <= num_boxes.max() <= 16
+    assert len({annotation["category_id"] for annotation in truth["annotations"]}) == 12
+    # proportions vary, and shapes turn
+    assert sides.max() < 1.6 * 0.2 * 384
+    # COCO's small objects
+    assert (sides.prod(1) < 32**2).mean() > 0.4
+    assert sides.min() >= 3
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{"max_objects": 0}, {"max_objects": 300}, {"min_side_px": 2}, {"min_side_px": 100}, {"max_side_share": 1.5}],
+)
+def test_shapes_that_cannot_be_drawn_are_refused(options):
+    with pytest.raises(ValueError, match=r"max_objects of synthetic images|sides of synthetic shapes"):
+        synthetic(**options)

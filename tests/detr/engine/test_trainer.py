@@ -50,6 +50,12 @@ class TwoSecondsAStep:
     def running(self) -> AbstractContextManager[None]:
         return nullcontext()
 
+    def paused(self) -> AbstractContextManager[None]:
+        return nullcontext()
+
+    def passed(self, every_minutes: float) -> bool:
+        return self.seconds % (60 * every_minutes) == 0
+
 
 def test_the_clock_adds_up_sittings_and_leaves_out_pauses(monkeypatch: pytest.MonkeyPatch):
     now_s = 100.0
@@ -60,6 +66,17 @@ def test_the_clock_adds_up_sittings_and_leaves_out_pauses(monkeypatch: pytest.Mo
         assert clock.seconds == 90
     now_s += 1000
     assert clock.minutes == 1.5
+    clock = TrainingClock(96.0 - 6.0)
+    with clock.running():
+        now_s += 25
+        assert clock.passed(1.0) is False
+        now_s += 10
+        with clock.paused():
+            now_s += 500
+        assert clock.seconds == 125
+        assert clock.passed(1.0) is True
+        assert clock.passed(1.0) is False
+    clock = TrainingClock(90.0)
     killed = clock.running()
     killed.__enter__()
     now_s += 6
@@ -154,6 +171,27 @@ def test_a_run_ends_when_its_time_is_up_and_goes_on_with_more(
         assert_same(getattr(whole, field), getattr(other, field), field)
     minutes = [row["train/minutes"] for row in read_metrics(tmp_path / "run" / "metrics.jsonl")]
     assert minutes == pytest.approx([2 * step / 60 for step in range(1, 9)])
+
+
+def test_evaluations_by_the_minute_leave_training_as_it_is(
+    trainer: Callable[..., Any], assert_same: Callable[..., None], tmp_path: Path
+):
+    def run(name: str, **settings: Any) -> Any:
+        made = trainer(tmp_path / name, epochs=2, eval_every=2, **settings)
+        made.clock = TwoSecondsAStep(made.progress)
+        made.fit()
+
+    run("often", eval_every_minutes=2 / 60)
+    run("seldom")
+    evaluated = [
+        [row["step"] for row in read_metrics(tmp_path / name / "metrics.jsonl") if "val/AP" in row]
+        for name in ("often", "seldom")
+    ]
+    # the last step's comes with the end of the epoch as well
+    assert evaluated == [[1, 2, 3, 4], [4]]
+    often, seldom = (load_checkpoint(tmp_path / name / "last.pt") for name in ("often", "seldom"))
+    for field in ("model", "ema", "optimizer", "random_states", "metrics"):
+        assert_same(getattr(often, field), getattr(seldom, field), field)
 
 
 def test_an_evaluation_that_the_time_limit_missed_is_made_up_for(

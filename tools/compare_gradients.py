@@ -1,0 +1,110 @@
+"""How far the gradients of kernel configurations are from float64, at checkpoints along a run.
+
+    python tools/compare_gradients.py 'checkpoints=[outputs/NAME/step_00000100.pt,outputs/NAME/last.pt]'
+
+The same training batch, weights and matches for all, no dropout, uncompiled. Float64 runs in the reference kernel. The
+keys are those of configs/compare_gradients.yaml.
+"""
+
+import dataclasses
+from pathlib import Path
+from typing import Any, cast
+
+import torch
+from hydra.utils import instantiate
+from omegaconf import DictConfig
+
+from detr.benchmark.gradient_report import GradientRow, gradient_table, plot_gradients
+from detr.benchmark.gradients import FirstMatches, gradient_distances, model_gradients
+from detr.engine.checkpoint import Checkpoint, load_checkpoint
+from detr.engine.precision import Precision
+from detr.engine.run_folder import write_json
+from detr.engine.saved_model import build_saved_detector
+from detr.losses import SetCriterion
+from detr.models import DeformableDETR
+from detr.structures import Batch
+from detr.telemetry.environment import collect_environment, format_environment
+from ops import BackendUnavailable, KernelConfig
+from tools.launcher import hydra_tool, start_process
+from tools.saved_model import data_config
+
+
+@hydra_tool("compare_gradients")
+def main(cfg: DictConfig) -> None:
+    if not cfg.checkpoints:
+        raise ValueError("tools/compare_gradients.py needs checkpoints=[FILE,...] of tools/train.py; got none")
+    context = start_process(cfg)
+    environment = collect_environment()
+    print(format_environment(environment, {"device": context.device}), flush=True)
+    if cfg.only is not None and not set(cfg.only) <= set(cfg.rows):
+        raise ValueError(f"only={list(cfg.only)} names rows that are not there; the rows are {list(cfg.rows)}")
+    settings = {name: dict(row) for name, row in cfg.rows.items() if cfg.only is None or name in cfg.only}
+    rows: list[GradientRow] = []
+    batch: Batch | None = None
+    for path in cfg.checkpoints:
+        # the weights that are trained, not their average
+        checkpoint = dataclasses.replace(load_checkpoint(path), ema=None)
+        if batch is None:
+            cfg.checkpoint = path
+            data = instantiate(data_config(cfg, checkpoint))
+            batch = next(iter(data.train_loader(seed=cfg.seed)))
+        num_classes = checkpoint.class_table.num_classes
+        criterion = instantiate(cfg.criterion, num_classes=num_classes).to(context.device)
+        for row in compare_at(checkpoint, path, settings, criterion, batch, context.device):
+            rows.append(row)
+            print(f"{path}: {row.name}: {row.status}", flush=True)
+    folder = Path(cfg.output_dir)
+    folder.mkdir(parents=True, exist_ok=True)
+    table = gradient_table(rows)
+    (folder / "gradients.md").write_text(
+        f"# Gradients against float64\n\n```\n{format_environment(environment)}\n```\n\n"
+        "Norm of the difference over the norm of the float64 gradient, one batch.\n\n"
+        f"{table}\n\n![Gradients](gradients.png)\n",
+        encoding="utf-8",
+    )
+    content = {"environment": environment, "rows": [dataclasses.asdict(row) for row in rows]}
+    write_json(folder / "gradients.json", content)
+    plot_gradients(rows, folder / "gradients.png", title="Distance of gradients from float64")
+    print(table)
+
+
+def compare_at(
+    checkpoint: Checkpoint,
+    path: str,
+    settings: dict[str, dict[str, Any]],
+    criterion: SetCriterion,
+    batch: Batch,
+    device: torch.device,
+) -> list[GradientRow]:
+    """Every configuration at one checkpoint; one that cannot run here says so."""
+    criterion.matcher = FirstMatches(criterion.matcher)
+
+    def build(kernel: KernelConfig) -> DeformableDETR:
+        return cast(DeformableDETR, build_saved_detector(checkpoint, source=path, device=device, kernel=kernel))
+
+    exact = model_gradients(
+        build(KernelConfig("reference")).double(), criterion, batch, precision=Precision("fp32"), device=device
+    )
+    rows = []
+    for name, setting in settings.items():
+        kernel = {key: value for key, value in setting.items() if key != "precision"}
+        precision = Precision(setting["precision"])
+        row = GradientRow(checkpoint.global_step, name, None, exact.loss, ())
+        try:
+            found = model_gradients(
+                build(KernelConfig(**kernel)),
+                criterion,
+                batch,
+                precision=precision,
+                device=device,
+            )
+        except (BackendUnavailable, ValueError) as error:
+            rows.append(dataclasses.replace(row, status=str(error).splitlines()[0]))
+        else:
+            distances = tuple(gradient_distances(found, exact))
+            rows.append(dataclasses.replace(row, loss=found.loss, distances=distances))
+    return rows
+
+
+if __name__ == "__main__":
+    main()
