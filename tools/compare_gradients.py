@@ -1,9 +1,20 @@
-"""How far the gradients of kernel configurations are from float64, at checkpoints along a run.
+"""Say how far the gradients of kernel configurations are from float64, at checkpoints along a run.
 
-    python tools/compare_gradients.py 'checkpoints=[outputs/NAME/step_00000100.pt,outputs/NAME/last.pt]'
+The same training batch, weights and matches for all; no dropout, uncompiled. Float64 runs in the reference kernel.
 
-The same training batch, weights and matches for all, no dropout, uncompiled. Float64 runs in the reference kernel. The
-keys are those of configs/compare_gradients.yaml.
+Keys:
+  checkpoints=FILES      needed: of one run, as [outputs/NAME/step_00000100.pt,outputs/NAME/last.pt]
+  only=null              rows to measure, as [a,b]; null: all
+  seed=42                of the batch: which images, and their augmentation
+  device=auto            auto, cpu, cuda or cuda:N
+
+Examples:
+  python tools/compare_gradients.py 'checkpoints=[outputs/NAME/last.pt]'
+  python tools/compare_gradients.py 'checkpoints=[outputs/NAME/last.pt]' 'only=[reference_bf16]' device=cpu
+
+Output:
+  outputs/compare_gradients (output_dir=): gradients.md, gradients.png (a panel a quantity) and gradients.json; the
+  table on the screen.
 """
 
 import dataclasses

@@ -13,8 +13,9 @@ Examples:
   python tools/inspect_attention.py checkpoint=outputs/NAME/best.pt source=photo.jpg layer=encoder.layers.0 query=120
 
 Output:
-  outputs/inspect_attention (output_dir=): sampling.json (how far samples lie from what their query looks at, by layer,
-  level and head, in cells of the level) and pictures; the table over all heads on the screen.
+  outputs/inspect_attention (output_dir=): sampling.json and sampling.md (how far samples lie from what their query
+  looks at, by layer, level and head, in cells of the level and pixels of the resized image) and pictures; the table
+  over all heads on the screen.
 """
 
 from pathlib import Path
@@ -29,8 +30,8 @@ from detr.engine.checkpoint import load_checkpoint
 from detr.engine.predict import detection_batch, find_images
 from detr.engine.run_folder import write_json
 from detr.engine.sampling_picture import draw_sampling
-from detr.engine.sampling_stats import SamplingStats, format_sampling
-from detr.models.sampling import LayerSampling, record_sampling
+from detr.engine.sampling_stats import SamplingStats, format_sampling, sampling_tables
+from detr.models.sampling import LayerSampling, level_strides, record_sampling
 from detr.telemetry.loggers import ConsoleLogger
 from tools.launcher import hydra_tool, print_start, start_process
 from tools.saved_model import build_detector
@@ -72,8 +73,11 @@ def main(cfg: DictConfig) -> None:
             picture = draw_sampling(image, layer, image_index=0, query=query)
             picture.save(folder / f"{num_read:03}_{path.stem}_{layer.name}_query_{query}.png")
         num_read += 1
-    rows = stats.rows()
+    rows = stats.rows(level_strides(model))
     write_json(folder / "sampling.json", {"checkpoint": str(cfg.checkpoint), "num_images": num_read, "rows": rows})
+    (folder / "sampling.md").write_text(
+        f"# Where attention samples: {num_read} images\n\n{sampling_tables(rows)}\n", encoding="utf-8"
+    )
     print(format_sampling(rows))
     print(f"wrote {folder / 'sampling.json'}, {num_read} images")
 

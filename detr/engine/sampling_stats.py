@@ -47,11 +47,15 @@ class SamplingStats:
             for table, new in ((self._counts, counts), (self._weights, weighted), (self._outside, outside)):
                 table[layer.name] = table[layer.name] + new if layer.name in table else new
 
-    def rows(self) -> list[dict[str, Any]]:
+    def rows(self, cell_sizes_px: Sequence[int]) -> list[dict[str, Any]]:
         """One row a layer, level and head, and one a layer and level over all heads (head null); plain values.
 
-        Percentiles are upper edges of bins of 1/8 cell. `within_N_px`: share of samples within N cells;
+        `percentiles_px` are in cells of the level, upper edges of bins of 1/8 cell; `percentiles_image_px` in pixels of
+        the resized image. `within_N_px`: share of samples within N cells;
         `weight_within_N_px`: their share of attention on this level.
+
+        Args:
+            cell_sizes_px: Stride of each level: pixels of the resized image that a cell is wide.
 
         Raises:
             ValueError: Nothing was added.
@@ -64,14 +68,15 @@ class SamplingStats:
             for level in range(L):
                 for head in (None, *range(M)):
                     heads = slice(None) if head is None else slice(head, head + 1)
-                    rows.append(
-                        {"layer": name, "level": level, "head": head}
-                        | _describe(
-                            counts[heads, level].sum(0),
-                            self._weights[name][heads, level].sum(0),
-                            int(self._outside[name][heads, level].sum()),
-                        )
+                    described = _describe(
+                        counts[heads, level].sum(0),
+                        self._weights[name][heads, level].sum(0),
+                        int(self._outside[name][heads, level].sum()),
                     )
+                    cell_px = cell_sizes_px[level]
+                    in_image = {key: value * cell_px for key, value in described["percentiles_px"].items()}
+                    place = {"layer": name, "level": level, "head": head, "cell_px": cell_px}
+                    rows.append(place | described | {"percentiles_image_px": in_image})
         return rows
 
 
@@ -88,6 +93,43 @@ def format_sampling(rows: Sequence[dict[str, Any]]) -> str:
                 f"   {row['outside']:>7.1%}"
             )
     return "\n".join(lines)
+
+
+def sampling_tables(rows: Sequence[dict[str, Any]]) -> str:
+    """Markdown: over all heads, and the 95th percentile of each head in cells."""
+    lines = [
+        "| layer | level | cell, px | median | p90 | p95 | p99 | max | p95, image px | within 4 cells | 8 | 16 "
+        "| outside | attention |",
+        "|" + "---|" * 14,
+    ]
+    num_heads = 1 + max((row["head"] for row in rows if row["head"] is not None), default=-1)
+    by_head = ["| layer | level | " + " | ".join(f"head {head}" for head in range(num_heads)) + " |"]
+    by_head.append("|" + "---|" * (num_heads + 2))
+    of_heads: dict[tuple[str, int], list[str]] = {}
+    for row in rows:
+        p = row["percentiles_px"]
+        if row["head"] is not None:
+            of_heads.setdefault((row["layer"], row["level"]), []).append(f"{p['95']:.2f}")
+            continue
+        cells = [row["layer"], row["level"], row["cell_px"], *(f"{p[key]:.2f}" for key in ("50", "90", "95", "99"))]
+        cells += [f"{p['100']:.1f}", f"{row['percentiles_image_px']['95']:.0f}"]
+        cells += [f"{row[f'within_{window}_px']:.1%}" for window in (4, 8, 16)]
+        total = sum(other["weight"] for other in rows if other["head"] is None and other["layer"] == row["layer"])
+        cells += [f"{row['outside']:.1%}", f"{row['weight'] / total:.1%}"]
+        lines.append("| " + " | ".join(map(str, cells)) + " |")
+    by_head += [f"| {layer} | {level} | " + " | ".join(cells) + " |" for (layer, level), cells in of_heads.items()]
+    return "\n".join(
+        [
+            "Distance of a sample from what its query looks at: the larger of |x| and |y|, in cells of the level it is "
+            "on. Outside: samples beyond the padded level. Attention: the level's share of the weights.",
+            "",
+            *lines,
+            "",
+            "95th percentile by head, in cells:",
+            "",
+            *by_head,
+        ]
+    )
 
 
 def _describe(counts: Tensor, weights: Tensor, num_outside: int) -> dict[str, Any]:

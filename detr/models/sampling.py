@@ -72,6 +72,16 @@ def record_sampling(model: DeformableDETR) -> Iterator[list[LayerSampling]]:
             handle.remove()
 
 
+def level_strides(model: DeformableDETR) -> tuple[int, ...]:
+    """Pixels of the resized image that a cell of each level is wide."""
+    num_levels = model.level_embed.shape[0]
+    strides = list(model.backbone.strides)[-num_levels:]
+    while len(strides) < num_levels:
+        # each further level is a convolution of stride 2 on the one before
+        strides.append(2 * strides[-1])
+    return tuple(strides)
+
+
 class _Recorder:
     """Puts together what the parts of one layer see."""
 

@@ -3,8 +3,8 @@
 import pytest
 import torch
 
-from detr.engine.sampling_stats import SamplingStats, format_sampling
-from detr.models.sampling import record_sampling
+from detr.engine.sampling_stats import SamplingStats, format_sampling, sampling_tables
+from detr.models.sampling import level_strides, record_sampling
 from ops import ms_deform_attn
 
 M, P = 4, 4
@@ -49,7 +49,10 @@ def test_a_fresh_model_looks_one_to_four_cells_away(small_detector, batch):
     with torch.no_grad(), record_sampling(model) as layers:
         model(batch().images)
     stats.add(layers)
-    rows = stats.rows()
+    strides = level_strides(model)
+    # images are 96 pixels high; the sizes of levels are rounded up
+    assert [-(-96 // stride) for stride in strides] == [H for H, _ in layers[0].spatial_shapes]
+    rows = stats.rows(strides)
     # three layers, four levels, four heads and all together
     assert len(rows) == 3 * 4 * 5
     for row in rows:
@@ -63,7 +66,11 @@ def test_a_fresh_model_looks_one_to_four_cells_away(small_detector, batch):
     assert rows[0]["num_samples"] == num_queries * M * P
     assert rows[1]["num_samples"] == num_queries * P
     stats.add(layers)
-    assert stats.rows()[0]["num_samples"] == 2 * num_queries * M * P
+    assert stats.rows(strides)[0]["num_samples"] == 2 * num_queries * M * P
     assert len(format_sampling(rows).splitlines()) == 1 + 3 * 4
+    tables = sampling_tables(rows)
+    assert f"| encoder.layers.0 | 1 | {strides[1]} | 2.12 |" in tables
+    assert rows[5]["percentiles_image_px"]["50"] == strides[1] * rows[5]["percentiles_px"]["50"]
+    assert len([line for line in tables.splitlines() if line.startswith("| encoder.layers.0 | 3 |")]) == 2
     with pytest.raises(ValueError, match="no samples"):
-        SamplingStats().rows()
+        SamplingStats().rows((8, 16))
