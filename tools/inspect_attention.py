@@ -27,7 +27,8 @@ from torch import Tensor
 
 from detr.data import EvalTransform, read_image
 from detr.engine.checkpoint import load_checkpoint
-from detr.engine.predict import detection_batch, find_images
+from detr.engine.image_sources import find_images
+from detr.engine.predict import detection_batch
 from detr.engine.run_folder import write_json
 from detr.engine.sampling_picture import draw_sampling
 from detr.engine.sampling_stats import SamplingStats, format_sampling, sampling_tables
@@ -60,7 +61,7 @@ def main(cfg: DictConfig) -> None:
     for path in ConsoleLogger().track(paths, "inspect"):
         try:
             image = read_image(path, apply_exif=checkpoint.preprocessing["apply_exif"])
-        except ValueError as error:
+        except (ValueError, OSError) as error:
             print(f"left out {error}")
             continue
         batch = detection_batch([image], resize, pad_to=checkpoint.preprocessing["pad_to"]).to(context.device)

@@ -12,7 +12,7 @@ from detr.data import EvalTransform, read_image
 from detr.engine.checkpoint import Checkpoint, load_checkpoint
 from detr.engine.evaluate import detect
 from detr.engine.precision import Precision
-from detr.engine.predict import class_labels, detection_batch
+from detr.engine.predict import MAX_SIZE_PX, class_labels, detection_batch
 from detr.engine.weights import load_weights
 from detr.evaluation import PostProcess
 from detr.models import Backbone, deformable_detr
@@ -94,7 +94,12 @@ class Predictor:
         self._resize = EvalTransform(**loaded.preprocessing["resize"])
 
     def __call__(
-        self, image: str | Path | Tensor, *, threshold: float = 0.3, classes: Sequence[str] | None = None
+        self,
+        image: str | Path | Tensor,
+        *,
+        threshold: float = 0.3,
+        classes: Sequence[str] | None = None,
+        max_size: int | None = MAX_SIZE_PX,
     ) -> list[Found]:
         """What is on an image, best first.
 
@@ -102,6 +107,8 @@ class Predictor:
             image: A file, or (3, h, w) uint8 RGB.
             threshold: Least score.
             classes: Names to look for; None for all.
+            max_size: Longer side in pixels that the image is made smaller to where the training set no limit; None:
+                no limit.
 
         Raises:
             FileNotFoundError: There is no such file.
@@ -111,7 +118,7 @@ class Predictor:
         pixels = image
         if not isinstance(pixels, Tensor):
             pixels = read_image(pixels, apply_exif=self.preprocessing["apply_exif"])
-        batch = detection_batch([pixels], self._resize, pad_to=self.preprocessing["pad_to"])
+        batch = detection_batch([pixels], self._resize, pad_to=self.preprocessing["pad_to"], max_size=max_size)
         [detections] = detect(self.model, batch, PostProcess(300), precision=Precision("fp32"), device=self.device)
         found = []
         for score, label, box in zip(

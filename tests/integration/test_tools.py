@@ -57,6 +57,24 @@ def test_train_evaluate_predict(tool: Tool, tiny: tuple[str, ...], tmp_path: Pat
     assert (tmp_path / "found" / "a.png").is_file()
 
 
+def test_predict_on_a_video(tool: Tool, refused: Tool, tiny: tuple[str, ...], tmp_path: Path):
+    pytest.importorskip("av")
+    from detr.engine.video import VideoWriter, video_info
+
+    with VideoWriter(tmp_path / "clip.mp4", fps=10) as writer:
+        for index in range(6):
+            writer.write(Image.new("RGB", (64, 48), (40 * index, 0, 0)))
+    tool("train", *tiny)
+    common = ("predict", "checkpoint=outputs/debug_cpu/best.pt", "source=clip.mp4", "threshold=0")
+    assert "detections of at least 0 on 3 images" in tool(*common, "video_fps=5", "output_dir=found")
+    rows = json.loads((tmp_path / "found" / "predictions.json").read_text())
+    assert {(row["frame"], row["time_s"]) for row in rows} == {(0, 0.0), (2, 0.2), (4, 0.4)}
+    info = video_info(tmp_path / "found" / "clip.mp4")
+    assert (info.fps, info.num_frames) == (5.0, 3)
+    assert "video_fps must be above 0" in refused(*common, "video_fps=0", "name=none")
+    assert "which the drawn images could overwrite" in refused(*common, "output_dir=.")
+
+
 def test_a_dataset_on_disk(tool: Tool, tmp_path: Path):
     for split in ("train", "val"):
         SyntheticDataset(split, flip_and_resize(None), num_images=4, size=64).write_coco(tmp_path / "coco")

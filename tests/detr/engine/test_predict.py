@@ -1,7 +1,7 @@
 import csv
 import json
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -12,20 +12,17 @@ from PIL import Image
 from torch import nn
 
 from detr.engine.evaluate import detect, evaluate
+from detr.engine.image_sources import Skipped, find_images, read_images, require_other_folder
 from detr.engine.precision import Precision
-from detr.engine.predict import (
-    Skipped,
-    class_labels,
-    find_images,
-    predict,
-    require_other_folder,
-    write_predictions,
-)
+from detr.engine.predict import Prediction, class_labels, predict
+from detr.engine.prediction_files import write_predictions
 from detr.evaluation import CocoEvaluator, PostProcess
 from detr.structures import ClassTable, Detections, DetectorOutput, ImageBatch
 
 CPU = torch.device("cpu")
 PREPROCESSING = {"resize": {"size": 32, "max_size": None}, "apply_exif": True, "pad_to": 16}
+# images keep their size
+NATIVE = {**PREPROCESSING, "resize": {"size": None, "max_size": None}}
 
 
 class LeftHalf(nn.Module):
@@ -52,9 +49,16 @@ def photos(tmp_path: Path) -> Path:
     return folder
 
 
-def run(paths: list[Path], **options: Any) -> list[Any]:
-    settings: dict[str, Any] = {"min_score": 0.5, "batch_size": 2, "precision": Precision(), "device": CPU}
-    return list(predict(LeftHalf(), paths, PostProcess(), preprocessing=PREPROCESSING, **(settings | options)))
+def predictions_on(paths: Iterable[Path], model: nn.Module | None = None, **options: Any) -> Iterator[Prediction]:
+    skipped = options.pop("skipped", [])
+    settings: dict[str, Any] = {"preprocessing": PREPROCESSING, "min_score": 0.5, "batch_size": 2}
+    settings |= {"precision": Precision(), "device": CPU, **options}
+    images = read_images(paths, apply_exif=True, skipped=skipped)
+    return predict(model or LeftHalf(), images, PostProcess(), skipped=skipped, **settings)
+
+
+def run(paths: Iterable[Path], **options: Any) -> list[Prediction]:
+    return list(predictions_on(paths, **options))
 
 
 def test_images_are_found_by_name(photos: Path):
@@ -72,7 +76,7 @@ def test_a_source_without_images(tmp_path: Path):
 def test_boxes_are_pixels_of_each_original(photos: Path, caplog: pytest.LogCaptureFixture):
     with caplog.at_level(logging.WARNING):
         predictions = run(find_images(photos))
-    assert [prediction.path.name for prediction in predictions] == ["a.png", "b.jpg", "b.png"]
+    assert [prediction.source.path.name for prediction in predictions] == ["a.png", "b.jpg", "b.png"]
     assert [p.detections.boxes.tolist() for p in predictions] == [
         [[0.0, 0.0, 15.0, 60.0]],
         [[0.0, 0.0, 40.0, 40.0]],
@@ -85,8 +89,7 @@ def test_threshold_and_preprocessing(photos: Path):
     [prediction] = run([photos / "b.jpg"], min_score=0.1)
     assert prediction.detections.scores.tolist() == pytest.approx([0.9, 0.2])
     model = LeftHalf()
-    options = {"min_score": 0.5, "batch_size": 1, "precision": Precision(), "device": CPU}
-    list(predict(model, [photos / "b.jpg"], PostProcess(), preprocessing=PREPROCESSING, **options))
+    run([photos / "b.jpg"], model=model)
     # 80 x 40 resized to a short side of 32
     assert model.seen.sizes.tolist() == [[32, 64]]
     with pytest.raises(ValueError, match="batch_size"):
@@ -133,7 +136,7 @@ def test_a_source_of_which_nothing_can_be_read(photos: Path, caplog: pytest.LogC
     (photos / "empty.png").write_bytes(b"")
     with (
         caplog.at_level(logging.WARNING),
-        pytest.raises(ValueError, match="none of the 2 files of the source could be read") as error,
+        pytest.raises(ValueError, match="none of the 2 files of the source could be used") as error,
     ):
         run([photos / "broken.jpg", photos / "empty.png"])
     for text in (str(error.value), caplog.text):
@@ -217,9 +220,7 @@ def test_files_that_vanish_or_do_not_fit_cost_only_themselves(photos: Path, tmp_
     Image.new("RGB", (20, 20)).save(photos / "c.png")
     paths = [*find_images(photos), photos / "gone.png"]
     skipped: list[Skipped] = []
-    options = {"min_score": 0.5, "batch_size": 3, "precision": Precision(), "device": CPU}
-    preprocessing = {**PREPROCESSING, "resize": {"size": None, "max_size": None}}
-    predictions = predict(Picky(), paths, PostProcess(), preprocessing=preprocessing, skipped=skipped, **options)
+    predictions = predictions_on(paths, Picky(), batch_size=3, preprocessing=NATIVE, skipped=skipped)
     counts = write_predictions(predictions, tmp_path / "out", ClassTable(("a", "b", "c"), (1, 2, 3)), skipped=skipped)
     assert counts == (3, 3)
     content = json.loads((tmp_path / "out" / "images.json").read_text())
@@ -251,3 +252,49 @@ def test_odd_images(shared_dir: Path, tmp_path: Path):
     assert not readable & {each.path.name for each in skipped}
     assert len(predictions) + len(skipped) == len(paths)
     assert {"broken.png", "truncated_image.png"} <= {each.path.name for each in skipped}
+
+
+class Full(LeftHalf):
+    """A GPU that holds 48 x 80 pixels."""
+
+    def forward(self, images: ImageBatch) -> DetectorOutput:
+        if images.pixels[:, 0].numel() > 48 * 80:
+            raise torch.OutOfMemoryError("CUDA out of memory")
+        return super().forward(images)
+
+
+def test_an_image_too_large_for_the_gpu_costs_only_itself(photos: Path):
+    Image.new("RGB", (90, 90)).save(photos / "c.png")
+    skipped: list[Skipped] = []
+    # the batch as a whole does not fit either
+    predictions = predictions_on(find_images(photos), Full(), preprocessing=NATIVE, batch_size=4, skipped=skipped)
+    assert [each.source.path.name for each in predictions] == ["a.png", "b.jpg", "b.png"]
+    assert skipped[-1].path.name == "c.png"
+    assert "as 96 x 96 pixels; give a smaller max_size=" in skipped[-1].reason
+
+
+@pytest.mark.parametrize(("size", "seen"), [(32, [4, 100]), (None, [4, 100])])
+def test_an_image_without_a_limit_gets_one_and_it_is_said(
+    photos: Path, caplog: pytest.LogCaptureFixture, size: int | None, seen: list[int]
+):
+    Image.new("RGB", (1000, 40)).save(photos / "wide.png")
+    preprocessing = {**PREPROCESSING, "resize": {"size": size, "max_size": None}}
+    model = LeftHalf()
+    with caplog.at_level(logging.WARNING):
+        [prediction] = run([photos / "wide.png"], model=model, preprocessing=preprocessing, max_size=100)
+    assert model.seen.sizes.tolist() == [seen]
+    # boxes are still those of the file
+    assert prediction.detections.boxes.tolist() == [[0.0, 0.0, 500.0, 40.0]]
+    [record] = caplog.records
+    assert "wide.png, 1000 x 40 pixels, is made smaller for the model, to 100 pixels" in record.message
+    assert "max_size=null" in record.message
+    run([photos / "wide.png"], model=model, preprocessing=preprocessing, max_size=None)
+    assert model.seen.sizes.tolist() == [[40, 1000] if size is None else [32, 800]]
+    # within the limit nothing changes, and a limit of the training is kept
+    caplog.clear()
+    run([photos / "b.jpg"], model=model, preprocessing=preprocessing, max_size=100)
+    assert model.seen.sizes.tolist() == [[40, 80] if size is None else [32, 64]]
+    limited = {**PREPROCESSING, "resize": {"size": 32, "max_size": 300}}
+    run([photos / "wide.png"], model=model, preprocessing=limited, max_size=100)
+    assert model.seen.sizes.tolist() == [[12, 300]]
+    assert caplog.records == []
