@@ -9,7 +9,14 @@ from typing import Any
 import torch
 from omegaconf import DictConfig
 
-from detr.benchmark.findings import dispatch_order, dispatch_order_report, flops, memory
+from detr.benchmark.findings import (
+    accumulators,
+    accumulators_report,
+    dispatch_order,
+    dispatch_order_report,
+    flops,
+    memory,
+)
 from detr.benchmark.findings.report import Origin
 from detr.benchmark.op_inputs import OpCase
 from detr.benchmark.op_measure import OpVariant, check_or_say_why
@@ -17,7 +24,7 @@ from detr.benchmark.op_row import OpRow
 from detr.models import Backbone, deformable_detr
 from ops import KernelConfig
 
-FINDINGS = ("flops", "memory", "dispatch_order")
+FINDINGS = ("flops", "memory", "dispatch_order", "accumulators")
 
 
 def run_finding(cfg: DictConfig, origin: Origin, picture: Path) -> tuple[Sequence[Any], str]:
@@ -35,6 +42,10 @@ def run_finding(cfg: DictConfig, origin: Origin, picture: Path) -> tuple[Sequenc
         order_rows = measure_orders(cfg)
         dispatch_order_report.plot(order_rows, picture, title=origin.title)
         return order_rows, dispatch_order_report.markdown(order_rows, origin)
+    if case == "accumulators":
+        sum_rows = measure_accumulators(cfg)
+        accumulators_report.plot(sum_rows, picture, title=origin.title)
+        return sum_rows, accumulators_report.markdown(sum_rows, origin)
     raise ValueError(f"benchmark.case must be one of {', '.join(FINDINGS)}; got {case}")
 
 
@@ -81,3 +92,26 @@ def measure_orders(cfg: DictConfig) -> list[dispatch_order.OrderRow]:
         torch.cuda.empty_cache()
         print(f"{case}: {rows[-1].status}", file=sys.stderr, flush=True)
     return dispatch_order.corrected(rows)
+
+
+def measure_accumulators(cfg: DictConfig) -> list[accumulators.AccumulatorRow]:
+    """Every way to add on every workload, then under growing contention."""
+    variants = [accumulators.Sums(**options) for options in cfg.benchmark.rows]
+    places = [
+        (workload.kind, workload.batch_size, dtype, None)
+        for workload, dtype in itertools.product(cfg.benchmark.workloads, cfg.benchmark.dtypes)
+    ]
+    cells = itertools.product(cfg.benchmark.contention_dtypes, cfg.benchmark.contention_cells)
+    places += [("contention", 1, dtype, num_cells) for dtype, num_cells in cells]
+    rows = []
+    for place in places:
+        rows += accumulators.measure_place(
+            *place,
+            variants,
+            rounds=cfg.benchmark.rounds,
+            num_iterations=cfg.benchmark.num_iterations,
+            seed=cfg.seed,
+        )
+        torch.cuda.empty_cache()
+        print(f"accumulators {place}: {rows[-1].status}", file=sys.stderr, flush=True)
+    return rows

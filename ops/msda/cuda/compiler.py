@@ -52,20 +52,29 @@ class Compiled:
     symbol: str
 
 
-def compile_kernel(instance: str, architecture: str, *, cache_dir: Path | None = None) -> Compiled:
+Sources = tuple[tuple[str, str], ...]
+
+
+def compile_kernel(
+    instance: str, architecture: str, *, cache_dir: Path | None = None, extra_sources: Sources = ()
+) -> Compiled:
     """Compile one template instance, or read it from the cache.
 
     Args:
-        instance: A template instance as C++ spells it, such as `msda::forward<float, ...>`.
+        instance: A template instance as C++ spells it, such as `msda::forward<float, ...>`; the kernel is in the header
+            of its name.
         architecture: `sm_90` and the like.
         cache_dir: Where cubins are kept; None means `ops.msda.cache_dir`.
+        extra_sources: (name, text) of further headers, for kernels that are not part of `ops`.
 
     Raises:
         CompileError: The source does not compile for this architecture.
     """
     folder = (cache_dir or default_cache_dir()) / "cuda"
     key = hashlib.sha256(
-        "\0".join((_sources_digest(), instance, architecture, repr(_nvrtc_version()), *_OPTIONS)).encode()
+        "\0".join(
+            (_sources_digest(), *sum(extra_sources, ()), instance, architecture, repr(_nvrtc_version()), *_OPTIONS)
+        ).encode()
     ).hexdigest()[:32]
     path = folder / f"{key}.cubin"
     try:
@@ -75,7 +84,7 @@ def compile_kernel(instance: str, architecture: str, *, cache_dir: Path | None =
     except OSError:
         # not compiled yet, or not readable: compile
         pass
-    compiled = _run_nvrtc(instance, architecture)
+    compiled = _run_nvrtc(instance, architecture, extra_sources)
     try:
         folder.mkdir(parents=True, exist_ok=True)
         # ranks that start together may all compile; each writes its own file, and the rename is atomic
@@ -114,9 +123,9 @@ def nearest_architecture(major: int, minor: int) -> str:
     return f"compute_{older[-1]}"
 
 
-def compile_ptx(instance: str, architecture: str) -> str:
-    """The PTX of one instance for `compute_90` and the like, as text; not cached."""
-    return _run_nvrtc(instance, architecture).image.rstrip(b"\0").decode()
+def compile_ptx(instance: str, architecture: str, *, extra_sources: Sources = ()) -> str:
+    """The PTX of one instance for `compute_90` and the like, as text; not cached. See `compile_kernel`."""
+    return _run_nvrtc(instance, architecture, extra_sources).image.rstrip(b"\0").decode()
 
 
 @cache
@@ -160,7 +169,7 @@ def _include_dir() -> str:
     return folder
 
 
-def _run_nvrtc(instance: str, architecture: str) -> Compiled:
+def _run_nvrtc(instance: str, architecture: str, extra_sources: Sources) -> Compiled:
     from cuda.bindings import nvrtc
 
     def check(result: tuple[Any, ...]) -> Any:
@@ -169,9 +178,9 @@ def _run_nvrtc(instance: str, architecture: str) -> Compiled:
             raise CompileError(f"NVRTC: {error.name} for {instance} on {architecture}")
         return values[0] if values else None
 
-    header = instance.partition("<")[0].removeprefix("msda::") + ".cuh"
-    texts = [text.encode() for text in _source_texts()]
-    names = [name.encode() for name in SOURCES]
+    header = instance.partition("<")[0].rpartition("::")[2] + ".cuh"
+    texts = [text.encode() for text in (*_source_texts(), *(text for _, text in extra_sources))]
+    names = [name.encode() for name in (*SOURCES, *(name for name, _ in extra_sources))]
     program = check(nvrtc.nvrtcCreateProgram(f'#include "{header}"\n'.encode(), b"msda.cu", len(names), texts, names))
     options = [f"-arch={architecture}", f"-I{_include_dir()}", *_OPTIONS]
     check(nvrtc.nvrtcAddNameExpression(program, instance.encode()))

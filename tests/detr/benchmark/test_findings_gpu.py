@@ -3,8 +3,13 @@
 import pytest
 import torch
 
+from detr.benchmark.findings.accumulators import Sums, contention_problem
+from detr.benchmark.findings.accumulators import missed_bound as missed_sums
 from detr.benchmark.findings.dispatch_order import OrderCase, missed_bound
 from detr.benchmark.findings.orders import ORDERS
+from detr.benchmark.findings.point_kernels import AddPoints, GatherPoints, Technique
+from ops.msda.problem import Gradients
+from ops.testing import Case, expectation, random_problem
 
 pytestmark = [
     pytest.mark.gpu,
@@ -22,3 +27,41 @@ DEVICE = torch.device("cuda")
 def test_every_order_is_right(kernel, direction, order, num_levels, num_points):
     case = OrderCase(kernel, direction, "bf16", 2, num_levels, num_points)
     assert not missed_bound(case, order=order, device=DEVICE)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("emulated", [False, True])
+@pytest.mark.parametrize("accumulator", ["float32", "native"])
+def test_every_accumulator_is_right(accumulator, emulated, dtype):
+    assert not missed_sums(Sums("atomics", accumulator, emulated), dtype, DEVICE)
+
+
+TECHNIQUES = [
+    Technique(),
+    Technique(head_major=True),
+    Technique(head_major=True, pair=True),
+    Technique(padded=True),
+    Technique(staged=True),
+    Technique(staggered=True),
+    Technique(head_major=True, pair=True, padded=True, staged=True, staggered=True),
+]
+
+
+@pytest.mark.parametrize("technique", TECHNIQUES, ids=lambda technique: technique.name)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+def test_every_technique_is_right(technique, dtype):
+    problem, grad_output = random_problem(Case(N=3, Lq=301, M=8, P=3, spread=0.3), dtype, device=DEVICE)
+    output = GatherPoints(problem, technique)()
+    gradient = AddPoints(problem, grad_output, technique, torch.float32)()
+    gradients = Gradients(gradient, None, None, None)
+    comparisons = expectation(problem, grad_output).compare(output, gradients)
+    assert len(comparisons) == 2
+    assert all(comparison.passed for comparison in comparisons), "\n".join(map(str, comparisons))
+
+
+def test_contention_on_a_gpu_ends():
+    for num_cells in (16384, 1):
+        problem, grad_output = contention_problem(num_cells, torch.bfloat16, DEVICE, seed=0)
+        for emulated in (False, True):
+            gradient = AddPoints(problem, grad_output, Technique(swap=emulated), torch.bfloat16)()
+            assert gradient.isfinite().all()
