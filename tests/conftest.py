@@ -1,7 +1,10 @@
 """Fixtures of every test."""
 
 import logging
-from collections.abc import Iterator
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -26,6 +29,25 @@ def shared_dir() -> Path:
     if not path.is_dir():
         pytest.skip(f"the reference material is not at {path}")
     return path
+
+
+@pytest.fixture(scope="session")
+def interpret() -> Callable[[Path], None]:
+    """Runs a file of tests in a process that interprets Triton's kernels, without a GPU; its report is the message."""
+    pytest.importorskip("triton", reason="Triton is for Linux")
+
+    def run_cases(cases: Path) -> None:
+        settings = {"TRITON_INTERPRET": "1", "CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1"}
+        run = subprocess.run(
+            [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", str(cases)],
+            env={**os.environ, **settings, "PYTHONPATH": str(REPOSITORY)},
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        assert run.returncode == 0, run.stdout[-6000:] + run.stderr[-2000:]
+
+    return run_cases
 
 
 @pytest.fixture(autouse=True)

@@ -1,9 +1,6 @@
 """assign: the cheapest assignment, on any device."""
 
 import itertools
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -51,17 +48,8 @@ def test_what_cannot_be_assigned_is_refused(cost, counts, words):
         assign(cost, counts)
 
 
-def test_kernel_through_the_interpreter():
-    pytest.importorskip("triton", reason="Triton is for Linux")
-    cases = Path(__file__).with_name("assignment_cases.py")
-    run = subprocess.run(
-        [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", str(cases)],
-        env={**os.environ, "TRITON_INTERPRET": "1", "CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1"},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert run.returncode == 0, run.stdout[-6000:] + run.stderr[-2000:]
+def test_kernel_through_the_interpreter(interpret):
+    interpret(Path(__file__).with_name("assignment_cases.py"))
 
 
 @pytest.mark.parametrize("architecture", [80, 90])

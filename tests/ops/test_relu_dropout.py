@@ -1,8 +1,5 @@
 """relu_dropout: PyTorch's distribution and gradient, on any device."""
 
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -62,17 +59,8 @@ def test_gradient_from_the_output_is_dropouts_own():
     torch.testing.assert_close(masked_gradient(grad_output, y.detach(), 0.3), expected)
 
 
-def test_kernel_through_the_interpreter():
-    pytest.importorskip("triton", reason="Triton is for Linux")
-    cases = Path(__file__).with_name("relu_dropout_cases.py")
-    run = subprocess.run(
-        [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", str(cases)],
-        env={**os.environ, "TRITON_INTERPRET": "1", "CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1"},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert run.returncode == 0, run.stdout[-6000:] + run.stderr[-2000:]
+def test_kernel_through_the_interpreter(interpret):
+    interpret(Path(__file__).with_name("relu_dropout_cases.py"))
 
 
 @pytest.mark.gpu

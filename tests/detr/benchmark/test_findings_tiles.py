@@ -1,8 +1,5 @@
 """The experiment in Triton where there is no GPU: interpreted, and compiled for GPUs that are not there."""
 
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -10,18 +7,8 @@ import pytest
 triton = pytest.importorskip("triton", reason="Triton is for Linux")
 
 
-def test_the_experiment_through_the_interpreter(repository):
-    """tile_cases.py in a process with TRITON_INTERPRET=1; its report is this test's message."""
-    cases = Path(__file__).with_name("tile_cases.py")
-    environment = {"TRITON_INTERPRET": "1", "CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1"}
-    run = subprocess.run(
-        [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", str(cases)],
-        env={**os.environ, **environment, "PYTHONPATH": str(repository)},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert run.returncode == 0, run.stdout[-6000:] + run.stderr[-2000:]
+def test_the_experiment_through_the_interpreter(interpret):
+    interpret(Path(__file__).with_name("tile_cases.py"))
 
 
 @pytest.mark.parametrize("architecture", [80, 90])
