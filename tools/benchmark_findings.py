@@ -17,6 +17,7 @@ from detr.benchmark.findings import (
     flops,
     memory,
 )
+from detr.benchmark.findings.ncu import Counters, read_counters
 from detr.benchmark.findings.report import Origin
 from detr.benchmark.op_inputs import OpCase
 from detr.benchmark.op_measure import OpVariant, check_or_say_why
@@ -24,7 +25,7 @@ from detr.benchmark.op_row import OpRow
 from detr.models import Backbone, deformable_detr
 from ops import KernelConfig
 
-FINDINGS = ("flops", "memory", "dispatch_order", "accumulators")
+FINDINGS = ("flops", "memory", "dispatch_order", "accumulators", "tiling")
 
 
 def run_finding(cfg: DictConfig, origin: Origin, picture: Path) -> tuple[Sequence[Any], str]:
@@ -46,6 +47,8 @@ def run_finding(cfg: DictConfig, origin: Origin, picture: Path) -> tuple[Sequenc
         sum_rows = measure_accumulators(cfg)
         accumulators_report.plot(sum_rows, picture, title=origin.title)
         return sum_rows, accumulators_report.markdown(sum_rows, origin)
+    if case == "tiling":
+        return report_tilings(cfg, origin, picture)
     raise ValueError(f"benchmark.case must be one of {', '.join(FINDINGS)}; got {case}")
 
 
@@ -115,3 +118,37 @@ def measure_accumulators(cfg: DictConfig) -> list[accumulators.AccumulatorRow]:
         torch.cuda.empty_cache()
         print(f"accumulators {place}: {rows[-1].status}", file=sys.stderr, flush=True)
     return rows
+
+
+def report_tilings(cfg: DictConfig, origin: Origin, picture: Path) -> tuple[Sequence[Any], str]:
+    """Times of every tiling and dtype; counters by ncu, which runs this command again."""
+    # Triton is for Linux
+    from detr.benchmark.findings import tiling, tiling_report
+    from detr.benchmark.findings.tile_kernel import Tiling
+
+    options = cfg.benchmark
+    tilings = [Tiling(*sizes) for sizes in options.tilings]
+    rows: list[tiling.TilingRow] = []
+    if options.compile_for is not None:
+        capability = (int(options.compile_for[0]), int(options.compile_for[1]))
+        for dtype in options.dtypes:
+            rows += tiling.compiled_rows(tilings, dtype, options.batch_size, capability)
+        counters = Counters((), "nothing ran")
+    elif options.profile_only:
+        for dtype in options.dtypes:
+            tiling.launch_once(tilings, options.shipped, dtype, options.batch_size, seed=cfg.seed)
+        raise SystemExit(0)
+    else:
+        for dtype in options.dtypes:
+            counts = {"rounds": options.rounds, "num_iterations": options.num_iterations}
+            rows += tiling.measure_tilings(tilings, options.shipped, dtype, options.batch_size, **counts, seed=cfg.seed)
+            print(f"tiling {dtype}: {rows[-1].status}", file=sys.stderr, flush=True)
+        torch.cuda.empty_cache()
+        again = [sys.executable, *sys.argv, "benchmark.profile_only=true"]
+        counters = read_counters(
+            again, tiling.METRICS, num_launches=len(rows), log=picture.with_name("ops_tiling_ncu.csv")
+        )
+        rows = tiling.with_counters(rows, counters)
+    tiling_report.plot(rows, picture, title=origin.title)
+    source = "by Nsight Compute" if counters.launches else f"not available, {counters.reason}"
+    return rows, tiling_report.markdown(rows, origin, counters=source)

@@ -47,7 +47,7 @@ def main(cfg: DictConfig) -> None:
     name = str(HydraConfig.get().runtime.choices.benchmark)
     if "case" not in cfg.benchmark:
         raise ValueError(f"benchmark={name} is for tools/benchmark.py; here use ops_encoder, ops_decoder, ...")
-    needs_gpu = cfg.benchmark.case != "flops"
+    needs_gpu = cfg.benchmark.case != "flops" and cfg.benchmark.get("compile_for") is None
     if needs_gpu and not torch.cuda.is_available():
         raise ValueError("tools/benchmark_ops.py times GPU kernels, and no GPU is visible to torch")
     title = f"MSDA operator: {name}"

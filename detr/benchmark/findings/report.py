@@ -34,7 +34,7 @@ def table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:
     return lines + [_line([*row, *[""] * (len(header) - len(row))]) for row in rows]
 
 
-def number(value: float | None, form: str = ".4f") -> str:
+def number(value: float | int | None, form: str = ".4f") -> str:
     """A number as a cell, empty if there is none."""
     return "" if value is None else f"{value:{form}}"
 

@@ -36,7 +36,7 @@ class Tiling:
 
     @property
     def name(self) -> str:
-        return f"{self.block_q} queries x {self.block_p} points, {self.num_warps} warps"
+        return f"{self.block_q} x {self.block_p}, {self.num_warps}w"
 
 
 @triton.jit(do_not_specialize=["S", "Lq", "M", "L", "P"])
@@ -149,3 +149,22 @@ class TileForward:
         """Launch, and give the compiled kernel back for its registers and shared memory."""
         arguments = (*self._inputs, self._sizes, self._order, self.output, *self._numbers)
         return _tile_forward_kernel[self._grid](*arguments, **self._constants)
+
+
+def compile_tile(
+    tiling: Tiling, dtype: torch.dtype, capability: tuple[int, int], *, D: int = 32, ordered: bool = False
+) -> "triton.compiler.CompiledKernel":
+    """The kernel as a call with aligned tensors gets it, for a GPU that need not be there."""
+    from triton.backends.compiler import GPUTarget
+    from triton.compiler import ASTSource
+
+    kernel = _tile_forward_kernel
+    pointer = {torch.float32: "*fp32", torch.float16: "*fp16", torch.bfloat16: "*bf16"}[dtype]
+    types = {"value_ptr": pointer, "locations_ptr": "*fp32", "weights_ptr": pointer, "output_ptr": pointer}
+    types |= {"sizes_ptr": "*i32", "order_ptr": "*i32"}
+    constants = {"D": D, "BLOCK_Q": tiling.block_q, "BLOCK_P": tiling.block_p, "BLOCK_D": D, "ORDERED": ordered}
+    signature = {name: types.get(name, "constexpr" if name in constants else "i32") for name in kernel.arg_names}
+    aligned = {(i,): [["tt.divisibility", 16]] for i, name in enumerate(kernel.arg_names) if name in types}
+    source = ASTSource(fn=kernel, signature=signature, constexprs=constants, attrs=aligned)
+    target = GPUTarget("cuda", capability[0] * 10 + capability[1], 32)
+    return triton.compile(source, target=target, options={"num_warps": tiling.num_warps})

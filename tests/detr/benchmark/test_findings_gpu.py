@@ -65,3 +65,15 @@ def test_contention_on_a_gpu_ends():
         for emulated in (False, True):
             gradient = AddPoints(problem, grad_output, Technique(swap=emulated), torch.bfloat16)()
             assert gradient.isfinite().all()
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("sizes", [(1, 16, 1), (1, 16, 4), (4, 4, 2), (16, 1, 4), (64, 1, 8)])
+def test_every_tiling_is_right(sizes, dtype):
+    from detr.benchmark.findings.tile_kernel import TileForward, Tiling
+
+    problem, grad_output = random_problem(Case(N=2, Lq=301, M=8), dtype, device=DEVICE)
+    call = TileForward(problem, Tiling(*sizes))
+    (comparison,) = expectation(problem, grad_output).compare(call(), Gradients(None, None, None, None))
+    assert comparison.passed, str(comparison)
+    assert call.launch().n_regs > 0

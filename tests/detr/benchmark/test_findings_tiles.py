@@ -3,6 +3,7 @@
 from pathlib import Path
 
 import pytest
+import torch
 
 triton = pytest.importorskip("triton", reason="Triton is for Linux")
 
@@ -11,18 +12,24 @@ def test_the_experiment_through_the_interpreter(interpret):
     interpret(Path(__file__).with_name("tile_cases.py"))
 
 
-@pytest.mark.parametrize("architecture", [80, 90])
-def test_the_point_parallel_tiling_compiles(architecture):
-    from triton.backends.compiler import GPUTarget
-    from triton.compiler import ASTSource
+@pytest.mark.parametrize("capability", [(8, 0), (9, 0)])
+def test_the_point_parallel_tiling_compiles(capability):
+    from detr.benchmark.findings.tile_kernel import Tiling, compile_tile
 
-    from detr.benchmark.findings.tile_kernel import _tile_forward_kernel as kernel
-
-    constants = {"D": 32, "BLOCK_Q": 1, "BLOCK_P": 16, "BLOCK_D": 32, "ORDERED": True}
-    types = {"value_ptr": "*bf16", "locations_ptr": "*fp32", "weights_ptr": "*bf16", "output_ptr": "*bf16"}
-    types |= {"sizes_ptr": "*i32", "order_ptr": "*i32"}
-    signature = {name: types.get(name, "constexpr" if name in constants else "i32") for name in kernel.arg_names}
-    source = ASTSource(fn=kernel, signature=signature, constexprs=constants)
-    compiled = triton.compile(source, target=GPUTarget("cuda", architecture, 32), options={"num_warps": 4})
+    compiled = compile_tile(Tiling(1, 16), torch.bfloat16, capability, ordered=True)
     assert "ld.global" in compiled.asm["ptx"]
     assert compiled.asm["cubin"][:4] == b"\x7fELF"
+
+
+def test_occupancy_of_a_gpu_that_is_not_there():
+    from detr.benchmark.findings.tile_kernel import Tiling
+    from detr.benchmark.findings.tiling import compiled_rows
+
+    (row,) = compiled_rows([Tiling(1, 16)], "bf16", 2, (9, 0))
+    assert row.status == "compiled for sm_90, not timed"
+    assert 16 <= row.registers <= 64
+    # sums over the points go through shared memory
+    assert row.shared_bytes > 0
+    assert row.theoretical_occupancy >= 0.5
+    with pytest.raises(ValueError, match=r"compile_for must be one of .*got \(7, 0\)"):
+        compiled_rows([Tiling(1, 16)], "bf16", 2, (7, 0))
