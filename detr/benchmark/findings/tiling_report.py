@@ -48,9 +48,9 @@ def markdown(rows: Sequence[TilingRow], origin: Origin, *, counters: str) -> str
         "",
         "A tiling is queries x points at a time, and warps a program (w): a query with all 16 points is "
         "point-parallel, many queries with a point at a time query-block. Theoretical occupancy follows from registers "
-        "and shared memory of the compiled kernel. Compulsory GB/s: each input read and each result written once; of a copy: over "
-        f"the rate of a device copy in the same process. Achieved occupancy, DRAM and L2: {counters}. Each tiling met "
-        "its error bound before it was timed.",
+        "and shared memory of the compiled kernel. Compulsory GB/s: each input read and each result written once; of a "
+        f"copy: over the rate of a device copy in the same process. Achieved occupancy, DRAM and L2: {counters}. Each "
+        "tiling met its error bound before it was timed.",
         "",
     ]
     return "\n".join(lines)
