@@ -13,6 +13,9 @@ from detr.telemetry.loggers import read_metrics
 
 Axis = Literal["step", "minutes"]
 
+# a run looks at the clock when it logs, so its evaluation of minute 5 comes a little after it
+CLOCK_TOLERANCE = 0.03
+
 
 @dataclass(frozen=True)
 class RunCurve:
@@ -39,12 +42,12 @@ class RunCurve:
     aps: tuple[float, ...]
 
     def ap_at(self, minutes: float) -> float | None:
-        """AP of the last evaluation at most so many minutes in; None before the first."""
-        return max(
-            ((minute, ap) for minute, ap in zip(self.eval_minutes, self.aps, strict=True) if minute <= minutes),
-            default=(0.0, None),
-            key=lambda pair: pair[0],
-        )[1]
+        """AP of the last evaluation at most so many minutes in, or 3% more; None before the first."""
+        found = None
+        for minute, ap in zip(self.eval_minutes, self.aps, strict=True):
+            if minute <= (1 + CLOCK_TOLERANCE) * minutes:
+                found = ap
+        return found
 
 
 def read_run_curve(folder: Path, *, label: str | None = None, group: str | None = None) -> RunCurve:

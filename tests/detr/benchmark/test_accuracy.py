@@ -228,7 +228,8 @@ def test_curves_over_minutes(tmp_path: Path):
     (tmp_path / "run").mkdir()
     (tmp_path / "run" / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in logs))
     curve = read_run_curve(tmp_path / "run")
-    assert [curve.ap_at(minutes) for minutes in (1, 4, 5.9, 6)] == [None, 0.25, 0.25, 0.5]
+    assert [curve.ap_at(minutes) for minutes in (1, 3.9, 5.8, 6)] == [None, 0.25, 0.25, 0.5]
+    assert curve.ap_at(5.9) == 0.5, "the evaluation of minute 5.9 comes when the run next logs"
     # what it had not trained for yet stays empty
     assert "| run |  | 0.250 |  | 0.500 | 6.0 | 12 |" in format_ap_table([curve], [1, 5, 7])
     for axis in ("minutes", "step"):
