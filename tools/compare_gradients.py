@@ -1,6 +1,7 @@
 """Say how far the gradients of kernel configurations are from float64, at checkpoints along a run.
 
-The same training batch, weights and matches for all; no dropout, uncompiled. Float64 runs in the reference kernel.
+The same training batch, weights and matches for all; no dropout, uncompiled. Float64 runs in the reference kernel. What
+an accumulator does beside the rounding of everything else shows in the pairs, whose rows say "A from B".
 
 Keys:
   checkpoints=FILES      needed: of one run, as [outputs/NAME/step_00000100.pt,outputs/NAME/last.pt]
@@ -18,6 +19,7 @@ Output:
 """
 
 import dataclasses
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, cast
 
@@ -26,7 +28,7 @@ from hydra.utils import instantiate
 from omegaconf import DictConfig
 
 from detr.benchmark.gradient_report import GradientRow, gradient_table, plot_gradients
-from detr.benchmark.gradients import FirstMatches, gradient_distances, model_gradients
+from detr.benchmark.gradients import FirstMatches, ModelGradients, gradient_distances, model_gradients
 from detr.engine.checkpoint import Checkpoint, load_checkpoint
 from detr.engine.precision import Precision
 from detr.engine.run_folder import write_json
@@ -61,7 +63,7 @@ def main(cfg: DictConfig) -> None:
             batch = next(iter(data.train_loader(seed=cfg.seed)))
         num_classes = checkpoint.class_table.num_classes
         criterion = instantiate(cfg.criterion, num_classes=num_classes).to(context.device)
-        for row in compare_at(checkpoint, path, settings, criterion, batch, context.device):
+        for row in compare_at(checkpoint, path, settings, cfg.pairs, criterion, batch, context.device):
             rows.append(row)
             print(f"{path}: {row.name}: {row.status}", flush=True)
     folder = Path(cfg.output_dir)
@@ -83,11 +85,12 @@ def compare_at(
     checkpoint: Checkpoint,
     path: str,
     settings: dict[str, dict[str, Any]],
+    pairs: Sequence[Sequence[str]],
     criterion: SetCriterion,
     batch: Batch,
     device: torch.device,
 ) -> list[GradientRow]:
-    """Every configuration at one checkpoint; one that cannot run here says so."""
+    """Every configuration at one checkpoint, then the pairs that ran; one that cannot run here says so."""
     criterion.matcher = FirstMatches(criterion.matcher)
 
     def build(kernel: KernelConfig) -> DeformableDETR:
@@ -96,7 +99,8 @@ def compare_at(
     exact = model_gradients(
         build(KernelConfig("reference")).double(), criterion, batch, precision=Precision("fp32"), device=device
     )
-    rows = []
+    rows: list[GradientRow] = []
+    ran: dict[str, ModelGradients] = {}
     for name, setting in settings.items():
         kernel = {key: value for key, value in setting.items() if key != "precision"}
         precision = Precision(setting["precision"])
@@ -114,6 +118,12 @@ def compare_at(
         else:
             distances = tuple(gradient_distances(found, exact))
             rows.append(dataclasses.replace(row, loss=found.loss, distances=distances))
+            ran[name] = found
+    for one, other in pairs:
+        if one in ran and other in ran:
+            distances = tuple(gradient_distances(ran[one], ran[other]))
+            name = f"{one} from {other}"
+            rows.append(GradientRow(checkpoint.global_step, name, ran[one].loss, ran[other].loss, distances))
     return rows
 
 

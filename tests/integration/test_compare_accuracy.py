@@ -38,11 +38,13 @@ def test_a_comparison_and_its_runs(tool: Tool, refused: Tool, tmp_path: Path):
 
     checkpoint = folder / "runs" / "deterministic_seed7" / "last.pt"
     only = "only=[reference_fp32,triton_fp16]"
-    table = tool("compare_gradients", f"checkpoints=[{checkpoint}]", only, "device=cpu")
+    pair = "pairs=[[reference_fp32,reference_fp32]]"
+    table = tool("compare_gradients", f"checkpoints=[{checkpoint}]", only, pair, "device=cpu")
+    assert "| all parameters | reference_fp32 from reference_fp32 | 0.0e+00 | 1.000000 |" in table
     assert "| all parameters | reference_fp32 |" in table
     assert "| triton_fp16 | 4 | precision=fp16 needs a CUDA device" in table
     found = json.loads((tmp_path / "outputs" / "compare_gradients" / "gradients.json").read_text())
-    [plain, absent] = found["rows"]
+    [plain, absent, _] = found["rows"]
     assert 0 < plain["distances"][0]["error"] < 1e-3
     assert plain["loss"] == pytest.approx(plain["exact_loss"], rel=1e-4)
     assert absent["distances"] == []
