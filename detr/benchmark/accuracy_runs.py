@@ -43,6 +43,7 @@ class _Running:
     spec: RunSpec
     process: "subprocess.Popen[bytes]"
     started_s: float
+    log_start: int
     asked_to_stop_s: float | None = None
     took_too_long: bool = False
 
@@ -151,6 +152,7 @@ def _start(script: Path, spec: RunSpec, runs: Path, num_parallel: int) -> _Runni
     threads = str(max(1, (os.cpu_count() or 1) // num_parallel))
     _say(f"{spec.label} starts")
     with (runs / f"{spec.label}.log").open("ab") as log:
+        log_start = log.tell()
         process = subprocess.Popen(
             [sys.executable, str(script), *arguments],
             stdout=log,
@@ -159,7 +161,7 @@ def _start(script: Path, spec: RunSpec, runs: Path, num_parallel: int) -> _Runni
             # a session of its own, so that its data workers end with it
             start_new_session=True,
         )
-    return _Running(spec, process, time.monotonic())
+    return _Running(spec, process, time.monotonic(), log_start)
 
 
 def _stop_if_late(run: _Running, deadline_s: float | None, timeout_s: float) -> None:
@@ -185,14 +187,14 @@ def _row(run: _Running, runs: Path) -> AccuracyRow | None:
         _say(f"{spec.label}: AP {row.AP:.4f}, AP50 {row.AP50:.4f} ({took_s:.0f} s)")
         return row
     if run.took_too_long:
-        status = f"failed: took more than {run.asked_to_stop_s - run.started_s:.0f} s" if run.asked_to_stop_s else ""
+        status = f"failed: ended after {took_s:.0f} s, which is longer than a run may take"
     elif run.asked_to_stop_s is not None or code == REQUEUE_EXIT_CODE:
         _say(f"{spec.label} was stopped after {took_s:.0f} s; the same command goes on with it")
         return None
     else:
-        # the last lines: a log of several sittings holds the errors of each
-        said = (runs / f"{spec.label}.log").read_text(encoding="utf-8", errors="replace").splitlines()[-60:]
-        status = f"failed: {failure_reason(chr(10).join(said))}"
+        # a log of several sittings holds the errors of each
+        said = (runs / f"{spec.label}.log").read_bytes()[run.log_start :].decode(errors="replace")
+        status = f"failed: {failure_reason(said)} (exit code {code})"
     _say(f"{spec.label} {status} ({took_s:.0f} s)")
     return AccuracyRow(spec.name, spec.seed, status, wall_s=took_s, date=date, overrides=spec.overrides)
 

@@ -82,7 +82,7 @@ def test_a_second_sitting_goes_on_where_the_first_ended(script: Path, tmp_path: 
     first = run_sitting(script, specs_of(rows, [0]), folder=tmp_path / "out", num_parallel=2)
     assert [(row.name, row.status) for row in first] == [
         ("good", "ok"),
-        ("bad", "failed: kernel=cuda was asked for, but no GPU is visible"),
+        ("bad", "failed: kernel=cuda was asked for, but no GPU is visible (exit code 1)"),
     ]
     good = first[0]
     # the last evaluation counts; the best one was chosen on the same images
@@ -127,7 +127,7 @@ def test_what_would_end_too_late_is_not_started_and_what_runs_is_saved(script: P
 
 def test_a_run_that_takes_too_long_is_a_row(script: Path, tmp_path: Path):
     [row] = run_sitting(script, specs_of({"slow": ["act=stop", "ap=0.5"]}, [0]), folder=tmp_path, timeout_s=1.5)
-    assert row.status.startswith("failed: took more than ")
+    assert row.status.startswith("failed: ended after ")
 
 
 def test_the_paired_interval_is_students():
