@@ -16,16 +16,18 @@ from detr.benchmark.findings import (
     dispatch_order_report,
     flops,
     memory,
+    npu_claims,
+    npu_claims_report,
 )
 from detr.benchmark.findings.ncu import Counters, read_counters
 from detr.benchmark.findings.report import Origin
 from detr.benchmark.op_inputs import OpCase
-from detr.benchmark.op_measure import OpVariant, check_or_say_why
-from detr.benchmark.op_row import OpRow
+from detr.benchmark.op_measure import OpVariant, check_or_say_why, measure_workload
+from detr.benchmark.op_row import OpRow, write_rows
 from detr.models import Backbone, deformable_detr
 from ops import KernelConfig
 
-FINDINGS = ("flops", "memory", "dispatch_order", "accumulators", "tiling")
+FINDINGS = ("flops", "memory", "dispatch_order", "accumulators", "tiling", "npu_claims")
 
 
 def run_finding(cfg: DictConfig, origin: Origin, picture: Path) -> tuple[Sequence[Any], str]:
@@ -47,6 +49,11 @@ def run_finding(cfg: DictConfig, origin: Origin, picture: Path) -> tuple[Sequenc
         sum_rows = measure_accumulators(cfg)
         accumulators_report.plot(sum_rows, picture, title=origin.title)
         return sum_rows, accumulators_report.markdown(sum_rows, origin)
+    if case == "npu_claims":
+        against, techniques = measure_npu_claims(cfg)
+        npu_claims_report.plot(techniques, picture, title=origin.title)
+        write_rows(techniques, picture.with_suffix(".techniques.csv"), picture.with_suffix(".techniques.jsonl"))
+        return against, npu_claims_report.markdown(against, techniques, origin)
     if case == "tiling":
         return report_tilings(cfg, origin, picture)
     raise ValueError(f"benchmark.case must be one of {', '.join(FINDINGS)}; got {case}")
@@ -152,3 +159,23 @@ def report_tilings(cfg: DictConfig, origin: Origin, picture: Path) -> tuple[Sequ
     tiling_report.plot(rows, picture, title=origin.title)
     source = "by Nsight Compute" if counters.launches else f"not available, {counters.reason}"
     return rows, tiling_report.markdown(rows, origin, counters=source)
+
+
+def measure_npu_claims(cfg: DictConfig) -> tuple[list[OpRow], list[npu_claims.TechniqueRow]]:
+    """Our kernels and grid_sample on every workload, then the techniques one by one."""
+    options = cfg.benchmark
+    counts = {"rounds": options.rounds, "num_iterations": options.num_iterations, "seed": cfg.seed}
+    variants = [OpVariant(**row) for row in options.rows]
+    rows: list[OpRow] = []
+    for batch_size, dtype in itertools.product(options.batch_sizes, options.dtypes):
+        case = OpCase("encoder", batch_size)
+        rows += measure_workload(case, dtype, variants, num_warmup=options.num_warmup, **counts)
+        print(f"npu_claims N={batch_size} {dtype}: {rows[-1].status}", file=sys.stderr, flush=True)
+    done: list[npu_claims.TechniqueRow] = []
+    directions: tuple[npu_claims.Direction, ...] = ("forward", "backward")
+    for direction, dtype in itertools.product(directions, options.dtypes):
+        techniques = [npu_claims.technique_of(dict(switches)) for switches in options[direction]]
+        done += npu_claims.measure_techniques(direction, techniques, dtype, options.technique_batch_size, **counts)
+        torch.cuda.empty_cache()
+        print(f"npu_claims {direction} {dtype}: {done[-1].status}", file=sys.stderr, flush=True)
+    return rows, done

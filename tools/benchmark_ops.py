@@ -33,7 +33,7 @@ from detr.benchmark.findings.report import Origin
 from detr.benchmark.op_fused import FusedRow, check_form, time_form, with_step_times
 from detr.benchmark.op_fused_report import fused_markdown, plot_fused
 from detr.benchmark.op_inputs import OpCase
-from detr.benchmark.op_measure import OpVariant, Samples, check_or_say_why, time_variant, with_times
+from detr.benchmark.op_measure import OpVariant, measure_workload
 from detr.benchmark.op_report import markdown_report, plot_report, plot_spread
 from detr.benchmark.op_row import OpRow, write_rows
 from detr.telemetry.environment import collect_environment, format_environment
@@ -85,7 +85,10 @@ def measure_rows(cfg: DictConfig) -> list[OpRow]:
         if dtype == "fp32":
             # float32 is its own native accumulator
             variants = [v for v in variants if v.accumulator == "float32" or v.backend == "deformops"]
-        rows += _measure_workload(case, dtype, variants, cfg)
+        counts = {"num_warmup": cfg.benchmark.num_warmup, "num_iterations": cfg.benchmark.num_iterations}
+        rows += measure_workload(case, dtype, variants, rounds=cfg.benchmark.rounds, **counts, seed=cfg.seed)
+        for row in rows[-len(variants) :]:
+            print(f"{row.case} N={row.batch_size} {row.dtype} {row.name}: {row.status}", file=sys.stderr, flush=True)
     return rows
 
 
@@ -110,23 +113,6 @@ def measure_fused_rows(cfg: DictConfig) -> list[FusedRow]:
         for row, pooled in zip(rows, samples, strict=True):
             done.append(with_step_times(row, pooled) if row.status == "ok" else row)
             print(f"fused N={batch_size} {dtype} {row.backend} {row.form}: {row.status}", file=sys.stderr, flush=True)
-    return done
-
-
-def _measure_workload(case: OpCase, dtype: str, variants: list[OpVariant], cfg: DictConfig) -> list[OpRow]:
-    rows = [check_or_say_why(case, dtype, variant, seed=cfg.seed) for variant in variants]
-    samples = [Samples([], [], [], []) for _ in variants]
-    for _ in range(cfg.benchmark.rounds):
-        for row, variant, pooled in zip(rows, variants, samples, strict=True):
-            if row.status == "ok":
-                counts = {"num_warmup": cfg.benchmark.num_warmup, "num_iterations": cfg.benchmark.num_iterations}
-                pooled.extend(time_variant(case, dtype, variant, seed=cfg.seed, **counts))
-                torch.cuda.empty_cache()
-    done = [
-        with_times(row, case, pooled) if row.status == "ok" else row for row, pooled in zip(rows, samples, strict=True)
-    ]
-    for row in done:
-        print(f"{row.case} N={row.batch_size} {row.dtype} {row.name}: {row.status}", file=sys.stderr, flush=True)
     return done
 
 

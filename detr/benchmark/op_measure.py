@@ -1,6 +1,6 @@
 """Measuring one backend of the operator on one workload."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 import torch
@@ -141,6 +141,30 @@ def time_variant(
         # elsewhere the queue is full and a call waits for the GPU
         [host_time_us(forwards_grad[0])] if case.kind == "decoder" else [],
     )
+
+
+def measure_workload(
+    case: OpCase,
+    dtype_name: str,
+    variants: Sequence[OpVariant],
+    *,
+    rounds: int,
+    num_warmup: int,
+    num_iterations: int,
+    seed: int,
+) -> list[OpRow]:
+    """Check variants on one workload, then time them in turns, so that drift meets all."""
+    rows = [check_or_say_why(case, dtype_name, variant, seed=seed) for variant in variants]
+    samples = [Samples([], [], [], []) for _ in variants]
+    counts = {"num_warmup": num_warmup, "num_iterations": num_iterations}
+    for _ in range(rounds):
+        for row, variant, pooled in zip(rows, variants, samples, strict=True):
+            if row.status == "ok":
+                pooled.extend(time_variant(case, dtype_name, variant, seed=seed, **counts))
+                torch.cuda.empty_cache()
+    return [
+        with_times(row, case, pooled) if row.status == "ok" else row for row, pooled in zip(rows, samples, strict=True)
+    ]
 
 
 def with_times(row: OpRow, case: OpCase, samples: Samples) -> OpRow:

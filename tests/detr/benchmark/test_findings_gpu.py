@@ -1,5 +1,9 @@
 """The experiments of the findings on a GPU: right by the rule of the kernels, and presets that run."""
 
+import os
+import subprocess
+import sys
+
 import pytest
 import torch
 
@@ -77,3 +81,31 @@ def test_every_tiling_is_right(sizes, dtype):
     (comparison,) = expectation(problem, grad_output).compare(call(), Gradients(None, None, None, None))
     assert comparison.passed, str(comparison)
     assert call.launch().n_regs > 0
+
+
+PRESETS = {
+    "ops_flops": ["benchmark.backbone=resnet18", "benchmark.height=320", "benchmark.width=320"],
+    "ops_memory": ["benchmark.batch_sizes=[1]", "benchmark.dtypes=[bf16]"],
+    "ops_dispatch_order": ["benchmark.num_levels=[2]", "benchmark.num_points=[4]", "benchmark.num_repeats=6"],
+    "ops_accumulators": ["benchmark.dtypes=[bf16]", "benchmark.contention_cells=[64]", "benchmark.rounds=1"],
+    "ops_tiling": ["benchmark.dtypes=[bf16]", "benchmark.tilings=[[1,16,4],[16,1,4]]", "benchmark.rounds=1"],
+    "ops_npu_claims": ["benchmark.batch_sizes=[1]", "benchmark.dtypes=[bf16]", "benchmark.rounds=1"],
+}
+
+
+@pytest.mark.parametrize("preset", PRESETS)
+def test_every_preset_runs_as_a_command(preset, tmp_path, repository):
+    command = [sys.executable, "tools/benchmark_ops.py", f"benchmark={preset}", f"output_dir={tmp_path}"]
+    run = subprocess.run(
+        [*command, *PRESETS[preset]],
+        cwd=repository,
+        env={**os.environ, "PYTHONPATH": str(repository)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert run.returncode == 0, run.stderr[-4000:]
+    report = (tmp_path / f"{preset}.md").read_text()
+    assert "Verdict" in report
+    assert "error bound missed" not in report
+    assert (tmp_path / f"{preset}.png").stat().st_size > 1000

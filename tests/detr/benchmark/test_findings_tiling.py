@@ -130,6 +130,8 @@ def test_verdict():
     assert verdict([POINT, replace(BLOCK, forward_ms=3.0)]).startswith("different")
     assert verdict([POINT, replace(BLOCK, theoretical_occupancy=1.0)]).startswith("different")
     assert verdict([replace(POINT, forward_ms=None), BLOCK]) == "open: no times"
+    # another point-parallel tiling is no query-block
+    assert "64 x 1, 2w" in verdict([POINT, replace(POINT, name="1 x 4, 1w", block_p=4, forward_ms=0.1), BLOCK])
 
 
 def test_report(tmp_path):
