@@ -14,7 +14,8 @@ folder="$(mktemp -d)"
 trap 'rm -rf "$folder"' EXIT
 
 if [[ -z "${GPUS:-}" ]]; then
-    "$python" tests/integration/scaling_runs.py "$folder" --ranks 4 --overrides experiment=debug_cpu data.pad_to=96 "$@"
+    "$python" tests/integration/scaling_runs.py "$folder" --ranks 4 --overrides experiment=debug_cpu data.pad_to=96 \
+        backbone.freeze_norm=true "$@"
 else
     "$python" tests/integration/scaling_runs.py "$folder" --ranks "$GPUS" --batch-size 4 --steps 300 --overrides \
         experiment=r50_refine_50ep data=synthetic '~data.label_map' backbone.pretrained=false data.size=512 data.pad_to=512 \

@@ -4,7 +4,7 @@
 
 The same images a step on one rank (accumulated) and on all: losses may differ by rounding only, of which a third run on
 one rank, in half as large batches, shows how much that is. Dropout must be off, since ranks draw their own masks, and
-all batches of one padded size (data.pad_to), since group norm sees the padding. Then a
+all batches of one padded size (data.pad_to), since group norm sees the padding; batch norms must be frozen. Then a
 rank is killed in mid-run and torchrun starts them again from the last checkpoint. Prints one line a finding; exits
 with 1 if one is not as it should be.
 """
