@@ -16,12 +16,15 @@ Output:
   outputs/analyze (output_dir=): report.html, which holds its pictures and opens in any browser, and analysis.json.
 """
 
+from collections.abc import Callable
 from pathlib import Path
 
 from omegaconf import DictConfig
+from torch import Tensor
 
-from detr.engine.analysis_report import write_report
-from detr.engine.run_folder import DETECTIONS, GROUND_TRUTH, write_json
+from detr.data import read_image
+from detr.engine.analysis_report import write_analysis
+from detr.engine.run_folder import DETECTIONS, GROUND_TRUTH
 from detr.evaluation import analyze_files
 from tools.launcher import hydra_tool
 
@@ -38,6 +41,11 @@ def main(cfg: DictConfig) -> None:
         files = [Path(cfg.evaluation) / DETECTIONS, Path(cfg.evaluation) / GROUND_TRUTH]
     if cfg.images is not None and not Path(cfg.images).is_dir():
         raise FileNotFoundError(f"images={cfg.images} is no folder; give the folder of the validation images")
+    if cfg.evaluation is not None and not all(file.is_file() for file in files):
+        raise FileNotFoundError(
+            f"evaluation={cfg.evaluation} is no folder of tools/evaluate.py for a checkpoint, which has {DETECTIONS} "
+            f"and {GROUND_TRUTH}; run `python tools/evaluate.py checkpoint=FILE` first, which fills outputs/evaluate"
+        )
     detections, annotations = map(Path, files)
     analysis = analyze_files(
         annotations,
@@ -46,22 +54,19 @@ def main(cfg: DictConfig) -> None:
         max_detections=tuple(cfg.evaluator.max_detections),
         backend=cfg.evaluator.backend,
     )
-    folder = Path(cfg.output_dir)
-    folder.mkdir(parents=True, exist_ok=True)
-    report = folder / "report.html"
-    write_json(folder / "analysis.json", analysis.to_dict())
-    write_report(
+    text = write_analysis(
         analysis,
-        report,
+        Path(cfg.output_dir),
         title=f"Detections of {cfg.evaluation or cfg.detections}",
-        images=None if cfg.images is None else Path(cfg.images),
+        read=None if cfg.images is None else reader(Path(cfg.images)),
         num_worst=cfg.num_worst,
     )
-    kinds = ", ".join(f"{number} {kind}" for kind, number in analysis.errors.counts().items())
-    print(
-        f"AP {analysis.metrics.AP:.4f}; at a score of {cfg.threshold}: {analysis.errors.num_correct} correct, {kinds}"
-    )
-    print(f"wrote {report}; open it in a browser")
+    print(text)
+
+
+def reader(folder: Path) -> Callable[[str], Tensor]:
+    """Reads images of a folder by name."""
+    return lambda name: read_image(folder / name)
 
 
 if __name__ == "__main__":

@@ -5,15 +5,15 @@ Keys:
   detections=FILE        needed, or checkpoint=: a COCO result file; with data.val.annotations=FILE
   data.root=null         where the data is now; a checkpoint knows where it was in training
   precision=fp32         of the forward pass
-  output_dir=outputs/evaluate   where the results go
+  report=false           true: also report.html, which shows where the AP comes from and the worst images
 
 Examples:
-  python tools/evaluate.py checkpoint=outputs/NAME/best.pt
+  python tools/evaluate.py checkpoint=outputs/NAME/best.pt report=true
   python tools/evaluate.py detections=found.json data.val.annotations=instances_val.json
 
 Output:
-  The numbers on the screen; metrics.json (AP of each class too) in output_dir and, for a checkpoint, detections.json
-  and ground_truth.json, of which tools/analyze.py makes a report.
+  The numbers on the screen; in outputs/evaluate (output_dir=) metrics.json with the AP of each class too and, for a
+  checkpoint, detections.json and ground_truth.json, of which tools/analyze.py makes a report as well.
 """
 
 from pathlib import Path
@@ -23,10 +23,11 @@ from omegaconf import DictConfig, OmegaConf
 
 from detr.data import DetectionData
 from detr.distributed import is_main
+from detr.engine.analysis_report import write_analysis
 from detr.engine.checkpoint import Checkpoint, load_checkpoint
 from detr.engine.evaluate import evaluate
 from detr.engine.run_folder import DETECTIONS, GROUND_TRUTH, METRICS, open_result_folder, write_config, write_json
-from detr.evaluation import CocoEvaluator, CocoMetrics, PostProcess, evaluate_files, write_results
+from detr.evaluation import CocoEvaluator, CocoMetrics, PostProcess, analyze_files, evaluate_files, write_results
 from detr.telemetry.loggers import ConsoleLogger
 from tools.launcher import hydra_tool, print_start, resolved, start_process
 from tools.saved_model import build_detector, data_config
@@ -88,11 +89,25 @@ def evaluate_checkpoint(cfg: DictConfig, checkpoint: Checkpoint, data_cfg: DictC
         folder.mkdir(parents=True, exist_ok=True)
         write_results(folder / DETECTIONS, results)
         write_json(folder / GROUND_TRUTH, ground_truth)
+        if cfg.report:
+            analysis = analyze_files(
+                folder / GROUND_TRUTH,
+                folder / DETECTIONS,
+                max_detections=tuple(cfg.evaluator.max_detections),
+                backend=cfg.evaluator.backend,
+            )
+            title = f"Detections of {cfg.checkpoint}"
+            print(write_analysis(analysis, folder, title=title, read=data.val_dataset().original))
     return metrics
 
 
 def evaluate_detections(cfg: DictConfig) -> CocoMetrics:
     """Score a COCO result file."""
+    if cfg.report:
+        raise ValueError(
+            "report=true is for a checkpoint; for a file of detections run `python tools/analyze.py "
+            f"detections={cfg.detections} annotations={cfg.data.val.annotations}`"
+        )
     if cfg.data.val.annotations is None:
         raise ValueError("detections=FILE needs data.val.annotations=FILE, the ground truth to score against")
     return evaluate_files(

@@ -173,11 +173,14 @@ def check_overrides(config_name: str, arguments: Iterable[str]) -> None:
             overrides = OverridesParser.create().parse_overrides(texts)
             loader = GlobalHydra.instance().config_loader()
             choices = [override for override in overrides if loader.get_group_options(override.key_or_group)]
-            cfg = compose(config_name, [str(choice.input_line) for choice in choices if not choice.is_sweep_override()])
+            chosen = [str(choice.input_line) for choice in choices if not choice.is_sweep_override()]
+            cfg = compose(config_name, chosen, return_hydra_config=True)
         except HydraException:
             # a syntax error or an unknown option of a group, which Hydra explains well when it runs
             return
-        groups = loader.get_group_options("", results_filter=ObjectType.GROUP)
+        # of all groups those that this tool has
+        used = set(cfg.hydra.runtime.choices)
+        groups = [group for group in loader.get_group_options("", results_filter=ObjectType.GROUP) if group in used]
     for override in overrides:
         if override not in choices and _names_a_key(override):
             default = _require_key(cfg, override.key_or_group, extra_names=groups)

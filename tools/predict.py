@@ -46,17 +46,21 @@ def main(cfg: DictConfig) -> None:
         )
     if cfg.video_fps is not None and not cfg.video_fps > 0:
         raise ValueError(f"video_fps must be above 0, or null for every frame; got {cfg.video_fps}")
-    folder = open_result_folder(cfg.output_dir, config)
+    if cfg.top_k < 1 or cfg.batch_size < 1:
+        raise ValueError(f"top_k and batch_size must be at least 1; got {cfg.top_k} and {cfg.batch_size}")
     context = start_process(cfg)
     video = video_info(Path(cfg.source)) if is_video(cfg.source) else None
     paths = [Path(cfg.source)] if video is not None else find_images(cfg.source)
-    require_other_folder(folder, paths)
     checkpoint = load_checkpoint(cfg.checkpoint)
+    names = checkpoint.class_table.names
+    wanted = [cfg.classes] if isinstance(cfg.classes, str) else cfg.classes
+    labels = None if wanted is None else class_labels(names, [str(name) for name in wanted])
+    # what is wrong with the inputs comes first
+    folder = open_result_folder(cfg.output_dir, config)
+    require_other_folder(folder, paths)
     precision = instantiate(cfg.precision)
     precision.prepare(context.device)
     model = build_detector(checkpoint, kernel=cfg.kernel, source=cfg.checkpoint, device=context.device)
-    names = checkpoint.class_table.names
-    labels = None if cfg.classes is None else class_labels(names, [str(name) for name in cfg.classes])
     images = len(paths) if video is None else f"{video.num_frames or 'unknown'} frames at {video.fps:.4g} a second"
     print_start(cfg, context, checkpoint=cfg.checkpoint, images=images, output=folder)
 

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+from torch import Tensor
 from torch.utils.data import Dataset
 
 from detr.data.annotation_file import load_coco_annotations
@@ -18,7 +19,7 @@ from detr.data.faults import FaultyAnnotations, FaultyImages, listed
 from detr.data.image_cache import ImageCache
 from detr.data.image_files import load_checked, missing_files, sound_images
 from detr.data.image_health import image_faults
-from detr.data.images import read_image_size
+from detr.data.images import read_image, read_image_size
 from detr.data.transforms import DetectionTransform
 from detr.structures import ClassTable
 
@@ -164,6 +165,10 @@ class CocoDataset(Dataset[Sample]):
             transforms=self._transforms,
             batch_draw=batch_draw,
         )
+
+    def original(self, file_name: str) -> Tensor:
+        """(3, h, w) uint8 RGB: the image of that name in the annotation file, before any transform."""
+        return read_image(self._images / file_name, apply_exif=self._apply_exif)
 
     def aspects(self) -> NDArray[np.float64]:
         """(I,) width / height of every image, as its annotations or else its file give them."""

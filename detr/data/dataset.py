@@ -33,6 +33,14 @@ class DetectionDataset(Protocol):
             batch_draw: See `detr.data.steps.Step`.
         """
 
+    def original(self, file_name: str, /) -> Tensor:
+        """(3, h, w) uint8 RGB: the image that the ground truth calls `file_name`, before any transform.
+
+        Raises:
+            FileNotFoundError: There is no such file.
+            ValueError: It is no image.
+        """
+
     def aspects(self) -> NDArray[np.float64]:
         """(I,) width / height of every image."""
 

@@ -4,6 +4,7 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+from torch import Tensor
 
 from detr.data.dataset import DetectionDataset, Sample
 from detr.structures import ClassTable
@@ -34,6 +35,9 @@ class RepeatedDataset:
         if not 0 <= index < len(self):
             raise IndexError(f"sample {index} of {len(self)}")
         return self._dataset.load(index % len(self._dataset), batch_draw)
+
+    def original(self, file_name: str, /) -> Tensor:
+        return self._dataset.original(file_name)
 
     def aspects(self) -> NDArray[np.float64]:
         return np.tile(self._dataset.aspects(), self._times)

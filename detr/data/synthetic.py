@@ -13,6 +13,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from PIL import Image
+from torch import Tensor
 from torch.utils.data import Dataset
 
 from detr.data.dataset import Sample, make_sample
@@ -107,6 +108,11 @@ class SyntheticDataset(Dataset[Sample]):
             transforms=self._transforms,
             batch_draw=batch_draw,
         )
+
+    def original(self, file_name: str) -> Tensor:
+        """(3, size, size) uint8 RGB: the image that the ground truth calls `file_name`."""
+        pixels, _, _ = self.render(int(Path(file_name).stem) - 1)
+        return torch.from_numpy(pixels)
 
     def aspects(self) -> NDArray[np.float64]:
         """(num_images,) width / height of every image: they are square."""

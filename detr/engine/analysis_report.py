@@ -4,7 +4,7 @@ import base64
 import html
 import io
 import logging
-from collections.abc import Sequence, Set
+from collections.abc import Callable, Sequence, Set
 from pathlib import Path
 from typing import Any
 
@@ -15,12 +15,14 @@ from matplotlib.figure import Figure
 from PIL import Image, ImageOps
 from torchvision.transforms.functional import to_pil_image
 
-from detr.data import read_image
+from detr.engine.run_folder import write_json
 from detr.evaluation import KINDS, Analysis, ClassAnalysis, Mistake
 from detr.evaluation.analysis import RECALL_LEVELS
 from detr.visualize import draw_boxes
 
 _logger = logging.getLogger(__name__)
+
+ReadImage = Callable[[str], torch.Tensor]
 
 # more classes make the curves and the matrix unreadable: the ones with most objects are shown
 _NUM_CURVES = 12
@@ -52,14 +54,36 @@ figure img { width: 100%; }
 """
 
 
-def write_report(analysis: Analysis, path: Path, *, title: str, images: Path | None, num_worst: int = 12) -> None:
+def write_analysis(analysis: Analysis, folder: Path, *, title: str, read: ReadImage | None, num_worst: int = 12) -> str:
+    """Write report.html and analysis.json to `folder`; returns what they come to, in two lines.
+
+    Args:
+        analysis: What to show.
+        folder: Made if it does not exist.
+        title: Of the page.
+        read: See `write_report`.
+        num_worst: Likewise.
+    """
+    path = folder / "report.html"
+    write_report(analysis, path, title=title, read=read, num_worst=num_worst)
+    write_json(folder / "analysis.json", analysis.to_dict())
+    errors = analysis.errors
+    kinds = ", ".join(f"{number} {kind}" for kind, number in errors.counts().items())
+    return (
+        f"AP {analysis.metrics.AP:.4f}; at a score of {errors.min_score:g}: {errors.num_correct} correct, {kinds}\n"
+        f"wrote {path}; open it in a browser"
+    )
+
+
+def write_report(analysis: Analysis, path: Path, *, title: str, read: ReadImage | None, num_worst: int = 12) -> None:
     """Write the report to `path`, with every picture inside it.
 
     Args:
         analysis: What to show.
         path: An .html file; its folder is made.
         title: Of the page.
-        images: Folder of the image files, for the images with most mistakes; None leaves them out.
+        read: Gives an image (3, h, w) uint8 RGB by its file name, for the images with most mistakes; None leaves them
+            out.
         num_worst: How many of them.
     """
     sections = [
@@ -81,8 +105,8 @@ def write_report(analysis: Analysis, path: Path, *, title: str, images: Path | N
         "</p>",
         _picture(_confusion(analysis), "confusion matrix"),
     ]
-    if images is not None:
-        sections += ["<h2>Images with most mistakes</h2>", *_worst_images(analysis, images, num_worst)]
+    if read is not None:
+        sections += ["<h2>Images with most mistakes</h2>", *_worst_images(analysis, read, num_worst)]
     body = "\n".join(sections)
     page = (
         f'<!DOCTYPE html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
@@ -159,7 +183,7 @@ def _confusion(analysis: Analysis) -> Figure:
     return figure
 
 
-def _worst_images(analysis: Analysis, folder: Path, num_worst: int) -> list[str]:
+def _worst_images(analysis: Analysis, read: ReadImage, num_worst: int) -> list[str]:
     """Pairs of pictures: the objects, and the detections that are wrong."""
     sections = []
     for number, num_mistakes in analysis.errors.worst_images(num_worst):
@@ -167,7 +191,7 @@ def _worst_images(analysis: Analysis, folder: Path, num_worst: int) -> list[str]
         if name is None:
             continue
         try:
-            pixels = read_image(folder / name)
+            pixels = read(name)
         except (ValueError, OSError) as error:
             _logger.warning("the report leaves out %s: %s", name, error)
             continue

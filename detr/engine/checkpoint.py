@@ -102,6 +102,8 @@ def load_checkpoint(path: str | Path) -> Checkpoint:
         ValueError: It is not a checkpoint of this project, is damaged, or was written by a newer version.
     """
     path = Path(path)
+    if path.is_dir():
+        raise FileNotFoundError(f"{path} is a folder, where a checkpoint file is needed{_neighbours(path / 'x')}")
     if not path.is_file():
         raise FileNotFoundError(f"no checkpoint at {path}{_neighbours(path)}")
     damage = damage_in(path)

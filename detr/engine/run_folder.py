@@ -42,6 +42,7 @@ HARMLESS_KEYS = (
     "trainer.max_minutes",
     "trainer.profile_steps",
     "trainer.num_pictures",
+    "report",
 )
 
 
@@ -127,7 +128,7 @@ def open_run_folder(output_dir: str | Path, config: Mapping[str, Any], *, resume
                 f"{path} already holds a run ({', '.join(results)}) and resume=never; give another name=, or "
                 "resume=auto to go on with it"
             )
-        _require_same_run(path, config)
+        _require_same_run(path, config, f", or resume={path / LAST} to go on from it with these")
         checkpoint = newest_readable(_checkpoints_in(path), load_checkpoint)
     return RunFolder(path, checkpoint)
 
@@ -142,7 +143,7 @@ def open_result_folder(output_dir: str | Path, config: Mapping[str, Any]) -> Pat
     if path.exists() and not path.is_dir():
         raise ValueError(f"output_dir={path} is a file; give a folder")
     if _results_in(path):
-        _require_same_run(path, config)
+        _require_same_run(path, config, f" (such as name={path.name}_2), or remove that folder")
     return path
 
 
@@ -181,7 +182,7 @@ def config_differences(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[s
     ]
 
 
-def _require_same_run(path: Path, config: Mapping[str, Any]) -> None:
+def _require_same_run(path: Path, config: Mapping[str, Any], advice: str) -> None:
     results = ", ".join(_results_in(path))
     stored = _stored_config(path)
     if stored is None:
@@ -194,7 +195,7 @@ def _require_same_run(path: Path, config: Mapping[str, Any]) -> None:
         more = f"\n  and {len(differences) - 15} more" if len(differences) > 15 else ""
         raise ValueError(
             f"{path} already holds a different run ({results}). It differs in:\n{shown}{more}\n"
-            f"Give another name=, or the settings of that run, or resume={path / LAST} to go on from it with these"
+            f"Give the settings of that run, or another name={advice}"
         )
 
 

@@ -8,7 +8,11 @@ from html.parser import HTMLParser
 from pathlib import Path
 
 import pytest
+import torch
 from PIL import Image
+
+from detr.data import CocoDataset, SyntheticDataset, flip_and_resize
+from detr.data.repeated import RepeatedDataset
 
 Tool = Callable[..., str]
 
@@ -84,6 +88,9 @@ def test_a_report_is_one_whole_page(tool: Tool, refused: Tool, tmp_path: Path):
     analysis = json.loads((tmp_path / "outputs" / "analyze" / "analysis.json").read_text())
     assert [each["AP"] for each in analysis["classes"]] == [pytest.approx(1.0), 0.0, None]
     assert "takes evaluation=FOLDER, or" in refused("analyze", "detections=found.json")
+    message = refused("analyze", "evaluation=photos")
+    assert "evaluation=photos is no folder of tools/evaluate.py" in message
+    assert "python tools/evaluate.py checkpoint=FILE" in message
 
 
 def test_a_report_without_anything_found(tool: Tool, tmp_path: Path):
@@ -92,3 +99,37 @@ def test_a_report_without_anything_found(tool: Tool, tmp_path: Path):
     (tmp_path / "found.json").write_text("[]")
     tool("analyze", "detections=found.json", "annotations=gt.json", "images=.")
     assert "None has a mistake" in (tmp_path / "outputs" / "analyze" / "report.html").read_text()
+
+
+def test_a_checkpoint_gets_its_report_with_its_images_in_one_command(
+    tool: Tool, refused: Tool, tiny: tuple[str, ...], tmp_path: Path
+):
+    for split in ("train", "val"):
+        SyntheticDataset(split, flip_and_resize(None), num_images=4, size=64).write_coco(tmp_path / "coco")
+    files = ("data=coco", "data.root=coco", "data.num_workers=0", "backbone.name=test_resnet", "device=cpu")
+    tool("train", *files, "schedule.epochs=1", "name=files")
+    tool("train", *tiny)
+    for name in ("files", "debug_cpu"):
+        common = ("evaluate", f"checkpoint=outputs/{name}/best.pt", f"output_dir=found_{name}")
+        out = tool(*common, "report=true")
+        assert f"wrote found_{name}/report.html; open it in a browser" in out
+        page = Page()
+        page.feed((tmp_path / f"found_{name}" / "report.html").read_text(encoding="utf-8"))
+        # three figures, and a pair of each image with a mistake; one epoch finds nothing, so of all with objects
+        assert len(page.pictures) >= 3 + 2
+        assert "000001.png" in " ".join(page.texts)
+        # the same folder serves with and without
+        tool(*common)
+    message = refused("evaluate", "detections=x.json", "data.val.annotations=y.json", "report=true", "name=none")
+    assert "python tools/analyze.py detections=x.json annotations=y.json" in message
+
+
+def test_originals_are_the_images_of_the_ground_truth(tmp_path: Path):
+    drawn = SyntheticDataset("val", flip_and_resize(32), num_images=2, size=64)
+    drawn.write_coco(tmp_path)
+    annotations = tmp_path / "annotations" / "instances_val.json"
+    files = CocoDataset(annotations, tmp_path / "val", flip_and_resize(32), training=False)
+    for image in drawn.coco_ground_truth()["images"]:
+        first, second = (dataset.original(image["file_name"]) for dataset in (drawn, RepeatedDataset(files, 2)))
+        assert first.shape == (3, 64, 64)
+        assert torch.equal(first, second)

@@ -29,7 +29,7 @@ COCO_RUN = (
 COCO_KEYS = ["AP", "AP50", "AP75", "APs", "APm", "APl", "AR1", "AR10", "AR100", "ARs", "ARm", "ARl", "per_class"]
 
 
-def test_train_evaluate_predict(tool: Tool, tiny: tuple[str, ...], tmp_path: Path):
+def test_train_evaluate_predict(tool: Tool, refused: Tool, tiny: tuple[str, ...], tmp_path: Path):
     out = tool("train", *tiny)
     assert "precision" in out
     assert "outputs/debug_cpu: epoch 1, AP" in out
@@ -55,6 +55,22 @@ def test_train_evaluate_predict(tool: Tool, tiny: tuple[str, ...], tmp_path: Pat
         assert row["file_name"] == "a.png"
         assert table.names[table.category_ids.index(row["category_id"])] == row["category_name"]
     assert (tmp_path / "found" / "a.png").is_file()
+    common = ("predict", "checkpoint=outputs/debug_cpu/best.pt", "source=photos")
+    # a single name is a list of one
+    tool(*common, f"classes={table.names[0]}", "threshold=0", "name=one")
+    rows = json.loads((tmp_path / "outputs" / "one" / "predictions.json").read_text())
+    assert {row["category_name"] for row in rows} == {table.names[0]}
+    for overrides, words in (
+        (["source=nope.jpg"], "source=nope.jpg is neither an image nor a folder"),
+        (["checkpoint=outputs/debug_cpu"], "that folder has best.pt, last.pt"),
+        (["top_k=0"], "top_k and batch_size must be at least 1"),
+        (["classes=[person]"], "there is no class 'person'"),
+        # the inputs are right, but the folder has other results
+        (["threshold=0.9"], "Give the settings of that run, or another name= (such as name=found_2)"),
+        (["treshold=0.9"], "did you mean threshold?"),
+    ):
+        assert words in refused(*common, "output_dir=found", *overrides)
+    assert "optimizer" not in refused(*common, "treshold=0.9")
 
 
 def test_predict_on_a_video(tool: Tool, refused: Tool, tiny: tuple[str, ...], tmp_path: Path):

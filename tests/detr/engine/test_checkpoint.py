@@ -93,6 +93,8 @@ def test_copy_replaces_the_target(
 
 def test_missing_file_names_its_neighbours(checkpoint: Checkpoint, tmp_path: Path):
     save_checkpoint(checkpoint, tmp_path / "last.pt")
+    with pytest.raises(FileNotFoundError, match=r"is a folder, where a checkpoint file.*; that folder has last\.pt"):
+        load_checkpoint(tmp_path)
     with pytest.raises(FileNotFoundError, match=r"no checkpoint at .*lst\.pt; that folder has last\.pt"):
         load_checkpoint(tmp_path / "lst.pt")
     with pytest.raises(FileNotFoundError, match=r"the folder .* does not exist"):

@@ -139,8 +139,11 @@ def test_results_may_be_repeated_but_not_replaced(tmp_path: Path):
     write_config(tmp_path, CONFIG)
     (tmp_path / "metrics.json").touch()
     assert open_result_folder(tmp_path, CONFIG) == tmp_path
-    with pytest.raises(ValueError, match="seed: 1 -> 3"):
+    with pytest.raises(ValueError, match="seed: 1 -> 3") as error:
         open_result_folder(tmp_path, CONFIG | {"seed": 3})
+    # results are not gone on from
+    assert f"name={tmp_path.name}_2" in str(error.value)
+    assert "resume" not in str(error.value)
 
 
 def test_differences_see_added_removed_and_empty_keys():
