@@ -221,6 +221,7 @@ class Trainer:
                 self._time_is_up = self._is_time_up()
                 if not self._time_is_up and self._is_minute_evaluation_due():
                     with self.clock.paused():
+                        self._save(is_best=False)
                         self._evaluate_and_save()
                     interval.restart()
             if result.num_stop_requests.read() > 0:
@@ -297,14 +298,14 @@ class Trainer:
         return is_best
 
     def _until_stopped(self, batches: Iterable[Batch]) -> Iterator[Batch]:
-        """Leave an evaluation as soon as this rank is asked to: the epoch is saved, and resume evaluates it."""
+        """Leave an evaluation as soon as this rank is asked to: what was trained is saved, and gone on with."""
         for batch in batches:
             self._enter("evaluation")
             if self.stop.requested:
                 self.writer.wait()
                 raise Preempted(
-                    f"stopped by a signal while it evaluated; {self.folder.last} holds the epoch, and the same command "
-                    "evaluates it"
+                    f"stopped by a signal while it evaluated; {self.folder.last} holds what was trained, and the "
+                    "same command goes on from there"
                 )
             yield batch
         self._enter("scoring of the evaluation")

@@ -9,6 +9,7 @@ import torch
 
 from detr.engine.checkpoint import load_checkpoint
 from detr.engine.interval import steps_per_epoch, windows
+from detr.engine.preemption import Preempted
 from detr.engine.restore import Progress
 from detr.engine.settings import TrainerSettings
 from detr.engine.training_clock import TrainingClock
@@ -192,6 +193,33 @@ def test_evaluations_by_the_minute_leave_training_as_it_is(
     often, seldom = (load_checkpoint(tmp_path / name / "last.pt") for name in ("often", "seldom"))
     for field in ("model", "ema", "optimizer", "random_states", "metrics"):
         assert_same(getattr(often, field), getattr(seldom, field), field)
+
+
+def test_a_signal_during_an_evaluation_by_the_minute_costs_no_step(
+    trainer: Callable[..., Any], assert_same: Callable[..., None], tmp_path: Path
+):
+    def run(name: str) -> Any:
+        made = trainer(tmp_path / name, epochs=2, eval_every=2, eval_every_minutes=6 / 60)
+        made.clock = TwoSecondsAStep(made.progress)
+        return made
+
+    stopped = run("stopped")
+    save = stopped._save
+
+    def save_and_ask(is_best: bool) -> None:
+        save(is_best)
+        # the checkpoint before the evaluation of step 3
+        stopped.stop.requested = stopped.progress.global_step == 3
+
+    stopped._save = save_and_ask
+    with pytest.raises(Preempted, match="goes on from there"):
+        stopped.fit()
+    assert load_checkpoint(tmp_path / "stopped" / "last.pt").global_step == 3
+    run("stopped").fit()
+    run("whole").fit()
+    whole, other = (load_checkpoint(tmp_path / name / "last.pt") for name in ("whole", "stopped"))
+    for field in ("model", "ema", "optimizer", "metrics", "global_step"):
+        assert_same(getattr(whole, field), getattr(other, field), field)
 
 
 def test_an_evaluation_that_the_time_limit_missed_is_made_up_for(
