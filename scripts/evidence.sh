@@ -29,7 +29,7 @@ compare() { # name of the report, preset, runs at once, further keys
     # compilers of all runs share the cores
     TORCHINDUCTOR_COMPILE_THREADS=3 "$python" "$root/tools/compare_accuracy.py" "accuracy=$preset" \
         "output_dir=$folder" "num_parallel=$parallel" "minutes=${MINUTES:-9}" \
-        "train=[data.root=$DATA,backbone.pretrained=$WEIGHTS,data.cache_dir=/dev/shm/evidence]" "${@:4}"
+        "train=[\"data.root=$DATA\",\"backbone.pretrained=$WEIGHTS\",\"data.cache_dir=/dev/shm/evidence\"]" "${@:4}"
     sed "s|(curves.png)|(accuracy_$name.png)|" "$folder/report.md" > "$reports/accuracy_$name.md"
     cp "$folder/curves.png" "$reports/accuracy_$name.png"
     cp "$folder/rows.csv" "$reports/accuracy_$name.csv"

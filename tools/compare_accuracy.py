@@ -2,7 +2,7 @@
 
 Keys:
   accuracy=smoke         the configurations and seeds, of configs/accuracy: smoke, kernels, bccd, ...
-  train=[]               keys of tools/train.py for every run, such as [data.root=FOLDER]
+  train=[]               keys of tools/train.py for every run, such as ["data.root=FOLDER"]
   num_parallel=1         runs at once, on one GPU
   minutes=null           of this sitting; a run that would probably end later waits for the next; null: no limit
   only=null              configurations to run, as [a,b]; [] writes the report alone; null: all
@@ -10,7 +10,7 @@ Keys:
 
 Examples:
   python tools/compare_accuracy.py accuracy=smoke
-  python tools/compare_accuracy.py accuracy=kernels 'train=[data.root=FOLDER]' num_parallel=5 minutes=9
+  python tools/compare_accuracy.py accuracy=kernels 'train=["data.root=FOLDER"]' num_parallel=5 minutes=9
 
 Output:
   outputs/compare_accuracy (output_dir=): rows.jsonl, report.md, rows.csv, curves.png and the folders of the runs. The
@@ -42,6 +42,7 @@ def main(cfg: DictConfig) -> None:
     seeds = list(preset.seeds if cfg.seeds is None else cfg.seeds)
     specs = plan_runs(preset.rows, seeds, [*preset.shared, *map(str, cfg.train)])
     folder = Path(cfg.output_dir)
+    folder.mkdir(parents=True, exist_ok=True)
     chosen = [spec for spec in specs if cfg.only is None or spec.name in cfg.only]
     if chosen:
         run_sitting(

@@ -102,6 +102,7 @@ def run_sitting(
     """
     rows_file, runs = folder / "rows.jsonl", folder / "runs"
     runs.mkdir(parents=True, exist_ok=True)
+    rows_file.touch()
     known = latest_rows(read_accuracy_rows(rows_file), specs)
     pending = [spec for spec in specs if spec not in known or (retry_failed and not known[spec].is_ok)]
     _say(f"{len(specs) - len(pending)} of {len(specs)} runs are done, {len(pending)} to go, {num_parallel} at once")

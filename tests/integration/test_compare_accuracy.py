@@ -10,7 +10,8 @@ Tool = Callable[..., str]
 
 
 def test_a_comparison_and_its_runs(tool: Tool, refused: Tool, tmp_path: Path):
-    report = tool("compare_accuracy", "only=[deterministic]", "seeds=[7]")
+    command = ("compare_accuracy", "only=[deterministic]", "seeds=[7]", 'train=["trainer.log_every=2"]')
+    report = tool(*command)
     folder = tmp_path / "outputs" / "compare_accuracy"
     [row] = [json.loads(line) for line in (folder / "rows.jsonl").read_text().splitlines()]
     assert (row["name"], row["seed"], row["status"], row["num_epochs"], row["num_steps"]) == (
@@ -21,12 +22,13 @@ def test_a_comparison_and_its_runs(tool: Tool, refused: Tool, tmp_path: Path):
         4,
     )
     assert row["environment"]["versions"]["torch"]
+    assert "trainer.log_every=2" in row["overrides"]
     assert "deterministic: true" in (folder / "runs" / "deterministic_seed7" / "config.yaml").read_text()
     assert "| reference | 0 of 1 | not yet run" in report
     assert {path.name for path in folder.iterdir()} == {"rows.jsonl", "report.md", "rows.csv", "curves.png", "runs"}
 
     # done is done: nothing is started, the report is written anew
-    again = tool("compare_accuracy", "only=[deterministic]", "seeds=[7]")
+    again = tool(*command)
     assert again == report
     assert len((folder / "rows.jsonl").read_text().splitlines()) == 1
     assert "names configurations that are not there" in refused("compare_accuracy", "only=[referense]")
