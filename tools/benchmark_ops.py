@@ -38,7 +38,7 @@ from detr.benchmark.op_report import markdown_report, plot_report, plot_spread
 from detr.benchmark.op_row import OpRow, write_rows
 from detr.telemetry.environment import collect_environment, format_environment
 from ops.msda.tuning.device import device_tuning
-from tools.benchmark_findings import FINDINGS, run_finding
+from tools.benchmark_findings import FINDINGS, launch_tilings_once, run_finding
 from tools.launcher import hydra_tool
 
 
@@ -50,6 +50,9 @@ def main(cfg: DictConfig) -> None:
     needs_gpu = cfg.benchmark.case != "flops" and cfg.benchmark.get("compile_for") is None
     if needs_gpu and not torch.cuda.is_available():
         raise ValueError("tools/benchmark_ops.py times GPU kernels, and no GPU is visible to torch")
+    if cfg.benchmark.get("profile_only", False):
+        launch_tilings_once(cfg)
+        return
     title = f"MSDA operator: {name}"
     tuned = device_tuning(torch.cuda.current_device()).source if needs_gpu else None
     environment = format_environment(collect_environment(), {"shapes": "shipped" if tuned is None else tuned})

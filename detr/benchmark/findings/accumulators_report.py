@@ -50,7 +50,7 @@ def markdown(rows: Sequence[AccumulatorRow], origin: Origin) -> str:
         "",
         "Milliseconds of the value gradient alone, clearing, adding and rounding: medians, 20th and 80th percentiles "
         "in brackets. Emulated: a compare-and-swap loop instead of the hardware's reduction. Errors are relative norms "
-        "against float64 on the first image. Contention: 131,072 rows of 32 channels in 8 heads, all on so many cells "
+        "against float64 on the first image. Contention: 65,536 rows of 32 channels in 8 heads, all on so many cells "
         "of one map. Every row met its error bound first. The share in a training step is benchmark=accumulators of "
         "tools/benchmark.py.",
         "",

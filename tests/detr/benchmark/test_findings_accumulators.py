@@ -114,21 +114,21 @@ def test_a_pair_needs_neighbours_in_memory():
     assert Technique(head_major=True, pair=True).name == "head_major + pair"
 
 
-@pytest.mark.parametrize("num_cells", [16384, 64, 1])
+@pytest.mark.parametrize("num_cells", [8192, 64, 1])
 def test_contention_is_the_addends_of_a_cell(num_cells):
     problem, grad_output = contention_problem(num_cells, F32, CPU, seed=0)
     ones = torch.ones_like(grad_output)
     gradient = run_reference(problem, ones, torch.float64)[1].value
     assert gradient is not None
-    # a weight of a quarter a sample, 16,384 samples a head
+    # a weight of a quarter a sample, 8,192 samples a head
     sums = gradient[0, :, 0, 0]
-    assert (sums[:num_cells] == 16384 / num_cells / 4).all()
+    assert (sums[:num_cells] == 8192 / num_cells / 4).all()
     assert (sums[num_cells:] == 0).all()
 
 
 def test_contention_must_be_even():
-    for bad in (0, 3, 32768):
-        with pytest.raises(ValueError, match="num_cells must divide 16384"):
+    for bad in (0, 3, 16384):
+        with pytest.raises(ValueError, match="num_cells must divide the 8192"):
             contention_problem(bad, F32, CPU, seed=0)
 
 

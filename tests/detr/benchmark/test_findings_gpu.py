@@ -64,7 +64,7 @@ def test_every_technique_is_right(technique, dtype):
 
 
 def test_contention_on_a_gpu_ends():
-    for num_cells in (16384, 1):
+    for num_cells in (8192, 1):
         problem, grad_output = contention_problem(num_cells, torch.bfloat16, DEVICE, seed=0)
         for emulated in (False, True):
             gradient = AddPoints(problem, grad_output, Technique(swap=emulated), torch.bfloat16)()
