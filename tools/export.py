@@ -3,7 +3,7 @@
 Keys:
   checkpoint=FILE        needed: best.pt of a run, or a file of tools/import_weights.py
   format=onnx            onnx | torch_export | aot_inductor
-  height=null            padded size in pixels that images are resized to fit into; null: the size of evaluation
+  height=null            padded size in pixels that images fit into; null: that of evaluation, where it has one
   width=null             likewise
   top_k=100              detections an image
 
@@ -29,6 +29,7 @@ from detr.engine.export import (
     check_exported,
     load_exported,
     milliseconds_an_image,
+    require_exporter,
     trace,
     write_program,
 )
@@ -50,6 +51,7 @@ def main(cfg: DictConfig) -> None:
     config = resolved(cfg)
     folder = open_result_folder(cfg.output_dir, config)
     checkpoint: Checkpoint = load_checkpoint(cfg.checkpoint)
+    require_exporter(cfg.format)
     height, width = exported_size(checkpoint.preprocessing, cfg.height, cfg.width)
     # the plain PyTorch form of the attention, which every runtime knows
     kernel = OmegaConf.create({"_target_": "ops.KernelConfig", "backend": "reference"})

@@ -85,6 +85,16 @@ def trace(detector: ExportableDetector, height: int, width: int) -> ExportedProg
         )
 
 
+def require_exporter(export_format: ExportFormat) -> None:
+    """Know before a minute of tracing whether a format can be written here.
+
+    Raises:
+        ImportError: ONNX was asked for, and its exporter is not installed.
+    """
+    if export_format == "onnx":
+        _require("onnxscript", "format=onnx")
+
+
 def write_program(program: ExportedProgram, export_format: ExportFormat, path: Path) -> None:
     """Write a traced detector.
 
@@ -97,7 +107,7 @@ def write_program(program: ExportedProgram, export_format: ExportFormat, path: P
     elif export_format == "aot_inductor":
         torch._inductor.aoti_compile_and_package(program, package_path=str(path))
     elif export_format == "onnx":
-        _require("onnxscript", "format=onnx")
+        require_exporter(export_format)
         with warnings.catch_warnings():
             # it warns of what it does on its own behalf
             warnings.simplefilter("ignore")

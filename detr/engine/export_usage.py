@@ -40,12 +40,12 @@ def exported_size(preprocessing: dict[str, Any], height: int | None, width: int 
         size, max_size = preprocessing["resize"]["size"], preprocessing["resize"]["max_size"]
         if size is None:
             raise ValueError(
-                "the checkpoint keeps images at their own size; give height= and width= in pixels, large "
-                "enough for your images"
+                "the model was trained on images at their own size, and an exported file has one size; add it in pixels, "
+                "large enough for your images, as in height=480 width=640"
             )
         height, width = (size, max_size or size) if isinstance(size, int) else size
-    if height < 1 or width < 1:
-        raise ValueError(f"height and width must be positive; got {height} and {width}")
+    if not all(isinstance(side, int) and side > 0 for side in (height, width)):
+        raise ValueError(f"height and width are whole numbers of pixels above 0; got {height} and {width}")
     return height, width
 
 

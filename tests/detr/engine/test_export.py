@@ -13,6 +13,7 @@ from detr.engine.export import (
     check_exported,
     example_inputs,
     load_exported,
+    require_exporter,
     trace,
     write_program,
 )
@@ -105,6 +106,9 @@ def test_missing_packages_are_named(program, tmp_path: Path, monkeypatch: pytest
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     with pytest.raises(ImportError, match=r"deformable-detr\[onnx\]"):
         write_program(program, "onnx", tmp_path / "model.onnx")
+    with pytest.raises(ImportError, match=r"deformable-detr\[onnx\]"):
+        require_exporter("onnx")
+    require_exporter("torch_export")
 
 
 @pytest.mark.parametrize(
@@ -123,5 +127,9 @@ def test_the_size_of_the_checkpoint(resize: dict, expected: tuple[int, int]):
 
 
 def test_no_size_anywhere():
-    with pytest.raises(ValueError, match="give height= and width="):
-        exported_size({"resize": {"size": None, "max_size": None}}, None, None)
+    native = {"resize": {"size": None, "max_size": None}}
+    with pytest.raises(ValueError, match="as in height=480 width=640"):
+        exported_size(native, None, None)
+    for side in (0, -5, "abc", 2.5):
+        with pytest.raises(ValueError, match="whole numbers of pixels above 0; got"):
+            exported_size(native, side, 64)
