@@ -83,7 +83,8 @@ def start_process(cfg: DictConfig) -> DistributedContext:
         os.environ.update(submitit_ranks())
     context = init_distributed(cfg.device)
     if context.rank > 0:
-        logging.getLogger().setLevel(logging.WARNING)
+        for name in ("detr", "ops"):
+            logging.getLogger(name).setLevel(logging.WARNING)
     seed_everything(cfg.seed, rank=0)
     return context
 

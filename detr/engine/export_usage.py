@@ -40,8 +40,8 @@ def exported_size(preprocessing: dict[str, Any], height: int | None, width: int 
         size, max_size = preprocessing["resize"]["size"], preprocessing["resize"]["max_size"]
         if size is None:
             raise ValueError(
-                "the model was trained on images at their own size, and an exported file has one size; add it in pixels, "
-                "large enough for your images, as in height=480 width=640"
+                "the model was trained on images at their own size, and an exported file has one size; add it in "
+                "pixels, large enough for your images, as in height=480 width=640"
             )
         height, width = (size, max_size or size) if isinstance(size, int) else size
     if not all(isinstance(side, int) and side > 0 for side in (height, width)):

@@ -1,6 +1,7 @@
 """Train, resume, evaluate and predict from the command line."""
 
 import json
+import logging
 import os
 import subprocess
 import sys
@@ -318,3 +319,13 @@ def test_published_detections(tool: Tool, shared_dir: Path, tmp_path: Path, back
     metrics = json.loads((tmp_path / "outputs" / "evaluate" / "metrics.json").read_text())
     for name, value in pair["pycocotools"].items():
         assert metrics[name] == pytest.approx(value, abs=1e-6), name
+
+
+def test_other_libraries_are_quiet_and_this_one_is_not(tool: Tool, tiny: tuple[str, ...], capfd: Any):
+    tool("train", *tiny)
+    capfd.readouterr()
+    for name, is_heard in (("onnxscript.optimizer", False), ("detr.engine.trainer", True), ("ops.msda", True)):
+        logging.getLogger(name).info("a line of %s", name)
+        assert (f"a line of {name}" in capfd.readouterr().out) == is_heard
+    logging.getLogger("onnxscript").warning("this matters")
+    assert "this matters" in capfd.readouterr().out
