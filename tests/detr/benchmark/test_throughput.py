@@ -48,7 +48,8 @@ def test_steps_are_timed_and_train(small_detector):
     assert 0 < whole.p20_ms <= whole.median_ms <= whole.p80_ms
     assert len(whole.step_ms) == 3
     assert whole.mean_ms == pytest.approx(sum(whole.step_ms) / 3)
-    assert set(times.phases_ms) == set(PHASES)
+    # one rank has nobody to average with
+    assert set(times.phases_ms) == set(PHASES) - {"all_reduce"}
     # forward and backward are nearly all of a step
     assert times.phases_ms["forward"] + times.phases_ms["backward"] > 0.2 * sum(times.phases_ms.values())
     assert whole.padded_mpx == 96 * 128 / 1e6
