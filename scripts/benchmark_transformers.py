@@ -19,9 +19,9 @@ import torch
 import transformers
 from torch import Tensor, nn
 
-from detr.benchmark.step_data import StepBatches, synthetic_batches
-from detr.benchmark.step_row import StepRow
-from detr.benchmark.throughput import time_steps
+from detr.benchmark.steps.data import StepBatches, synthetic_batches
+from detr.benchmark.steps.row import StepRow
+from detr.benchmark.steps.throughput import time_steps
 from detr.structures import Batch
 from detr.telemetry.environment import collect_environment
 

@@ -23,9 +23,9 @@ from omegaconf import DictConfig
 from torch import Tensor
 
 from detr.data import read_image
-from detr.engine.analysis_report import write_analysis
 from detr.engine.run_folder import DETECTIONS, GROUND_TRUTH
 from detr.evaluation import analyze_files
+from detr.inference.analysis_report import write_analysis
 from tools.launcher import hydra_tool
 
 

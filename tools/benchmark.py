@@ -29,11 +29,11 @@ from hydra.utils import instantiate
 from omegaconf import DictConfig
 from PIL import Image
 
-from detr.benchmark.matrix import run_matrix
-from detr.benchmark.numerics import numerics_report, plot_numerics
-from detr.benchmark.step_data import write_jpeg_dataset
-from detr.benchmark.step_report import kernel_report, markdown_report, plot_report
-from detr.benchmark.step_row import StepRow, flat_table, read_rows, write_csv
+from detr.benchmark.steps.data import write_jpeg_dataset
+from detr.benchmark.steps.matrix import run_matrix
+from detr.benchmark.steps.numerics import numerics_report, plot_numerics
+from detr.benchmark.steps.report import kernel_report, markdown_report, plot_report
+from detr.benchmark.steps.row import StepRow, flat_table, read_rows, write_csv
 from detr.distributed import is_main
 from detr.engine.run_folder import open_result_folder, write_config
 from detr.telemetry.loggers import CompositeLogger

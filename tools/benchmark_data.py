@@ -20,10 +20,10 @@ from pathlib import Path
 import numpy as np
 from omegaconf import DictConfig
 
-from detr.benchmark.data_memory import many_annotations_dataset, measure_memory
-from detr.benchmark.data_padding import coco_like_sizes, measure_padding
-from detr.benchmark.data_report import memory_section, padding_section, speed_section
-from detr.benchmark.data_speed import measure_core, measure_loader, recipe_dataset, write_photos
+from detr.benchmark.data.memory import many_annotations_dataset, measure_memory
+from detr.benchmark.data.padding import coco_like_sizes, measure_padding
+from detr.benchmark.data.report import memory_section, padding_section, speed_section
+from detr.benchmark.data.speed import measure_core, measure_loader, recipe_dataset, write_photos
 from detr.data import Sampling, load_coco_annotations
 from detr.telemetry.environment import collect_environment, format_environment
 from tools.launcher import hydra_tool

@@ -21,9 +21,9 @@ from detr.benchmark.findings import (
 )
 from detr.benchmark.findings.ncu import Counters, read_counters
 from detr.benchmark.findings.report import Origin
-from detr.benchmark.op_inputs import OpCase
-from detr.benchmark.op_measure import OpVariant, check_or_say_why, measure_workload
-from detr.benchmark.op_row import OpRow, write_rows
+from detr.benchmark.ops.inputs import OpCase
+from detr.benchmark.ops.measure import OpVariant, check_or_say_why, measure_workload
+from detr.benchmark.ops.row import OpRow, write_rows
 from detr.models import Backbone, deformable_detr
 from ops import KernelConfig
 

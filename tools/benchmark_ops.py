@@ -30,12 +30,12 @@ from hydra.core.hydra_config import HydraConfig
 from omegaconf import DictConfig
 
 from detr.benchmark.findings.report import Origin
-from detr.benchmark.op_fused import FusedRow, check_form, time_form, with_step_times
-from detr.benchmark.op_fused_report import fused_markdown, plot_fused
-from detr.benchmark.op_inputs import OpCase
-from detr.benchmark.op_measure import OpVariant, measure_workload
-from detr.benchmark.op_report import markdown_report, plot_report, plot_spread
-from detr.benchmark.op_row import OpRow, write_rows
+from detr.benchmark.ops.fused import FusedRow, check_form, time_form, with_step_times
+from detr.benchmark.ops.fused_report import fused_markdown, plot_fused
+from detr.benchmark.ops.inputs import OpCase
+from detr.benchmark.ops.measure import OpVariant, measure_workload
+from detr.benchmark.ops.report import markdown_report, plot_report, plot_spread
+from detr.benchmark.ops.row import OpRow, write_rows
 from detr.telemetry.environment import collect_environment, format_environment
 from ops.msda.tuning.device import device_tuning
 from tools.benchmark_findings import FINDINGS, launch_tilings_once, run_finding

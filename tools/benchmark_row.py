@@ -9,9 +9,9 @@ from hydra.utils import instantiate
 from omegaconf import DictConfig
 
 from detr.benchmark.gate import kernel_is_verified
-from detr.benchmark.step_data import StepBatches, cached_batches, check_source, loader_batches, synthetic_batches
-from detr.benchmark.step_measure import batches_needed, measure_losses, measure_speed
-from detr.benchmark.step_row import StepRow
+from detr.benchmark.steps.data import StepBatches, cached_batches, check_source, loader_batches, synthetic_batches
+from detr.benchmark.steps.measure import batches_needed, measure_losses, measure_speed
+from detr.benchmark.steps.row import StepRow
 from detr.distributed import DistributedContext
 from detr.engine.cuda_graphs import loader_pins
 from detr.engine.state import build_train_state

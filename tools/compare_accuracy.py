@@ -24,10 +24,10 @@ from pathlib import Path
 from hydra.core.hydra_config import HydraConfig
 from omegaconf import DictConfig
 
-from detr.benchmark.accuracy_report import accuracy_report, write_accuracy_csv
-from detr.benchmark.accuracy_row import AccuracyRow, read_accuracy_rows
-from detr.benchmark.accuracy_runs import latest_rows, plan_runs, run_sitting
-from detr.benchmark.run_curves import plot_runs, read_run_curve
+from detr.benchmark.accuracy.report import accuracy_report, write_accuracy_csv
+from detr.benchmark.accuracy.row import AccuracyRow, read_accuracy_rows
+from detr.benchmark.accuracy.run_curves import plot_runs, read_run_curve
+from detr.benchmark.accuracy.runs import latest_rows, plan_runs, run_sitting
 from tools.launcher import hydra_tool
 
 

@@ -27,12 +27,12 @@ import torch
 from hydra.utils import instantiate
 from omegaconf import DictConfig
 
-from detr.benchmark.gradient_report import GradientRow, gradient_table, plot_gradients
-from detr.benchmark.gradients import FirstMatches, ModelGradients, gradient_distances, model_gradients
+from detr.benchmark.accuracy.gradient_report import GradientRow, gradient_table, plot_gradients
+from detr.benchmark.accuracy.gradients import FirstMatches, ModelGradients, gradient_distances, model_gradients
 from detr.engine.checkpoint import Checkpoint, load_checkpoint
 from detr.engine.precision import Precision
 from detr.engine.run_folder import write_json
-from detr.engine.saved_model import build_saved_detector
+from detr.inference.saved_model import build_saved_detector
 from detr.losses import SetCriterion
 from detr.models import DeformableDETR
 from detr.structures import Batch

@@ -18,7 +18,7 @@ from pathlib import Path
 
 from omegaconf import DictConfig
 
-from detr.benchmark.run_curves import format_ap_table, plot_runs, read_run_curve
+from detr.benchmark.accuracy.run_curves import format_ap_table, plot_runs, read_run_curve
 from tools.launcher import hydra_tool
 
 

@@ -23,11 +23,11 @@ from omegaconf import DictConfig, OmegaConf
 
 from detr.data import DetectionData
 from detr.distributed import is_main
-from detr.engine.analysis_report import write_analysis
 from detr.engine.checkpoint import Checkpoint, load_checkpoint
 from detr.engine.evaluate import evaluate
 from detr.engine.run_folder import DETECTIONS, GROUND_TRUTH, METRICS, open_result_folder, write_config, write_json
 from detr.evaluation import CocoEvaluator, CocoMetrics, PostProcess, analyze_files, evaluate_files, write_results
+from detr.inference.analysis_report import write_analysis
 from detr.telemetry.loggers import ConsoleLogger
 from tools.launcher import hydra_tool, print_start, resolved, start_process
 from tools.saved_model import build_detector, data_config

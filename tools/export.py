@@ -22,7 +22,8 @@ import torch
 from omegaconf import DictConfig, OmegaConf
 
 from detr.engine.checkpoint import Checkpoint, load_checkpoint
-from detr.engine.export import (
+from detr.engine.run_folder import open_result_folder, write_config, write_json
+from detr.inference.export import (
     SUFFIXES,
     ExportableDetector,
     ExportFormat,
@@ -33,8 +34,7 @@ from detr.engine.export import (
     trace,
     write_program,
 )
-from detr.engine.export_usage import describe_export, exported_size, usage
-from detr.engine.run_folder import open_result_folder, write_config, write_json
+from detr.inference.export_usage import describe_export, exported_size, usage
 from tools.launcher import hydra_tool, resolved
 from tools.saved_model import build_detector
 

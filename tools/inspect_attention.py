@@ -27,11 +27,11 @@ from torch import Tensor
 
 from detr.data import EvalTransform, read_image
 from detr.engine.checkpoint import load_checkpoint
-from detr.engine.image_sources import find_images
-from detr.engine.predict import detection_batch
 from detr.engine.run_folder import write_json
-from detr.engine.sampling_picture import draw_sampling
-from detr.engine.sampling_stats import SamplingStats, format_sampling, sampling_tables
+from detr.inference.image_sources import find_images
+from detr.inference.predict import detection_batch
+from detr.inference.sampling_picture import draw_sampling
+from detr.inference.sampling_stats import SamplingStats, format_sampling, sampling_tables
 from detr.models.sampling import LayerSampling, level_strides, record_sampling
 from detr.telemetry.loggers import ConsoleLogger
 from tools.launcher import hydra_tool, print_start, start_process

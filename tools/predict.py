@@ -25,12 +25,12 @@ from hydra.utils import instantiate
 from omegaconf import DictConfig
 
 from detr.engine.checkpoint import load_checkpoint
-from detr.engine.image_sources import Skipped, SourceImage, find_images, is_video, read_images, require_other_folder
-from detr.engine.predict import class_labels, predict
-from detr.engine.prediction_files import IMAGES, write_predictions
 from detr.engine.run_folder import PREDICTIONS, open_result_folder, write_config
-from detr.engine.video import VideoInfo, read_frames, video_info
 from detr.evaluation import PostProcess
+from detr.inference.image_sources import Skipped, SourceImage, find_images, is_video, read_images, require_other_folder
+from detr.inference.predict import class_labels, predict
+from detr.inference.prediction_files import IMAGES, write_predictions
+from detr.inference.video import VideoInfo, read_frames, video_info
 from detr.telemetry.loggers import ConsoleLogger
 from tools.launcher import hydra_tool, print_start, resolved, start_process
 from tools.saved_model import build_detector

@@ -13,7 +13,7 @@ from torch import nn
 import detr.data
 import detr.models
 from detr.engine.checkpoint import Checkpoint
-from detr.engine.saved_model import build_saved_detector
+from detr.inference.saved_model import build_saved_detector
 
 # what the configuration in a checkpoint may build: a file from elsewhere must not choose what runs here
 BUILDABLE = frozenset(

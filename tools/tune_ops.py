@@ -28,10 +28,10 @@ import torch
 from hydra.utils import instantiate
 from omegaconf import DictConfig
 
-from detr.benchmark.op_inputs import DTYPES, ENCODER_SHAPES, OpCase
-from detr.benchmark.op_tune import ClassResult, TuneSettings, tune_class
-from detr.benchmark.op_tune_bench import KernelBench, tune_case
-from detr.benchmark.op_tune_report import markdown_report, result_line, result_table
+from detr.benchmark.ops.inputs import DTYPES, ENCODER_SHAPES, OpCase
+from detr.benchmark.ops.tune import ClassResult, TuneSettings, tune_class
+from detr.benchmark.ops.tune_bench import KernelBench, tune_case
+from detr.benchmark.ops.tune_report import markdown_report, result_line, result_table
 from detr.telemetry.environment import collect_environment, format_environment
 from ops.msda.cache_dir import cache_dir
 from ops.msda.dispatch import runnable_backends

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from detr.benchmark.step_row import StepRow, read_rows
+from detr.benchmark.steps.row import StepRow, read_rows
 
 Tool = Callable[..., str]
 
@@ -25,7 +25,7 @@ def measure(tool: Tool, tmp_path: Path, *overrides: str) -> StepRow:
 
 
 def test_a_row_on_files(tool: Tool, smoke: list[str], tmp_path: Path):
-    from detr.benchmark.step_data import write_jpeg_dataset
+    from detr.benchmark.steps.data import write_jpeg_dataset
 
     write_jpeg_dataset(tmp_path / "jpegs", num_images=4, size=96)
     files = [f"data.root={tmp_path / 'jpegs'}", "transforms=flip_only", "transforms.eval.size=64", "data.pad_to=64"]

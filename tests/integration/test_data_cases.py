@@ -3,7 +3,7 @@
 Reported line -> where it is tested beside this file: ids with gaps, of any start or order, as strings; missing keys;
 annotation id 0; NaN, negative and outside boxes; missing files (test_annotations, test_coco, test_health); EXIF,
 16-bit, gray, CMYK, palette, alpha, truncated files (test_images, test_coco); rows of the head by class name
-(engine/test_weights); memory of workers (benchmark/test_data_benchmark); too few images (test_loader); ranks without
+(engine/test_weights); memory of workers (benchmark/data); too few images (test_loader); ranks without
 images in evaluation (evaluation/test_two_ranks); perfect predictions of id 0 (evaluation/test_evaluate_files).
 """
 

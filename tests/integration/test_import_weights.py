@@ -12,7 +12,7 @@ from PIL import Image
 from detr.checkpoints.convert import export_state
 from detr.checkpoints.files import read_tensors
 from detr.engine.checkpoint import load_checkpoint
-from detr.engine.saved_model import Predictor
+from detr.inference.saved_model import Predictor
 from detr.models import Backbone, deformable_detr
 
 Tool = Callable[..., str]

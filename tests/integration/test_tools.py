@@ -76,7 +76,7 @@ def test_train_evaluate_predict(tool: Tool, refused: Tool, tiny: tuple[str, ...]
 
 def test_predict_on_a_video(tool: Tool, refused: Tool, tiny: tuple[str, ...], tmp_path: Path):
     pytest.importorskip("av")
-    from detr.engine.video import VideoWriter, video_info
+    from detr.inference.video import VideoWriter, video_info
 
     with VideoWriter(tmp_path / "clip.mp4", fps=10) as writer:
         for index in range(6):

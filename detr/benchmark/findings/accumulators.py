@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from detr.benchmark.op_inputs import DTYPES, OpCase, make_inputs
+from detr.benchmark.ops.inputs import DTYPES, OpCase, make_inputs
 from ops.msda.config import Accumulator
 from ops.msda.dispatch import backend_module
 from ops.msda.problem import Gradients, Problem

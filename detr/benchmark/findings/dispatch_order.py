@@ -14,7 +14,7 @@ from torch import Tensor
 
 from detr.benchmark.findings.orders import ORDERS, dispatch_order
 from detr.benchmark.findings.paired import compare_paired, holm
-from detr.benchmark.op_inputs import DTYPES, OpCase, make_inputs
+from detr.benchmark.ops.inputs import DTYPES, OpCase, make_inputs
 from ops.msda.dispatch import backend_module
 from ops.msda.problem import Gradients, Problem
 from ops.testing import Case as ParityCase

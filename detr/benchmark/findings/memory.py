@@ -1,7 +1,7 @@
 """Peak memory of the operator's forward and backward pass against plain PyTorch.
 
 The library's documentation claims 71% less for its CUDA kernels and 88% less for its Triton kernels with a native
-accumulator. Rows are `detr.benchmark.op_row.OpRow`s without times.
+accumulator. Rows are `detr.benchmark.ops.row.OpRow`s without times.
 """
 
 from collections.abc import Sequence
@@ -11,8 +11,8 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
 from detr.benchmark.findings.report import Origin, number, table
-from detr.benchmark.op_report import PLAIN
-from detr.benchmark.op_row import OpRow
+from detr.benchmark.ops.report import PLAIN
+from detr.benchmark.ops.row import OpRow
 
 # (backend, accumulator) -> the saving that is claimed for the library's kernel of this kind
 CLAIMED_SAVINGS = {("cuda", "float32"): 0.71, ("triton", "native"): 0.88}

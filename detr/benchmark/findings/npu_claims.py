@@ -1,6 +1,6 @@
 """The NPU paper's claims on a GPU: ratios to grid_sample, and its techniques switched on one by one.
 
-The ratios are those of `detr.benchmark.op_measure`; the techniques are in experiment kernels (`point_kernels.py`).
+The ratios are those of `detr.benchmark.ops.measure`; the techniques are in experiment kernels (`point_kernels.py`).
 """
 
 from collections.abc import Callable, Sequence
@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 
 from detr.benchmark.findings.point_kernels import AddPoints, GatherPoints, Technique
-from detr.benchmark.op_inputs import DTYPES, OpCase, make_inputs
-from detr.benchmark.op_row import OpRow
+from detr.benchmark.ops.inputs import DTYPES, OpCase, make_inputs
+from detr.benchmark.ops.row import OpRow
 from ops.msda.problem import Gradients, Problem
 from ops.testing import Case as ParityCase
 from ops.testing import expectation, random_problem

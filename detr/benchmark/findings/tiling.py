@@ -21,7 +21,7 @@ from detr.benchmark.findings.occupancy import (
     theoretical_occupancy,
 )
 from detr.benchmark.findings.tile_kernel import TileForward, Tiling, compile_tile
-from detr.benchmark.op_inputs import DTYPES, OpCase, compulsory_bytes, make_inputs
+from detr.benchmark.ops.inputs import DTYPES, OpCase, compulsory_bytes, make_inputs
 from ops.msda.dispatch import backend_module
 from ops.msda.problem import Gradients, Problem
 from ops.testing import Case as ParityCase

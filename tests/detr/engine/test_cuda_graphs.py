@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import nn
 
-from detr.benchmark.step_data import synthetic_batches
+from detr.benchmark.steps.data import synthetic_batches
 from detr.distributed import DistributedContext
 from detr.engine.as_if_not_run import as_if_not_run
 from detr.engine.cuda_graphs import GraphedDetector, _from_tensors, _to_tensors, loader_pins

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from detr.benchmark.step_data import synthetic_batches
+from detr.benchmark.steps.data import synthetic_batches
 from detr.distributed import DistributedContext
 from detr.engine.compile import compile_regions
 from detr.engine.optim import build_adamw

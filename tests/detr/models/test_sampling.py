@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from detr.engine.sampling_stats import SamplingStats, format_sampling, sampling_tables
+from detr.inference.sampling_stats import SamplingStats, format_sampling, sampling_tables
 from detr.models.sampling import level_strides, record_sampling
 from ops import ms_deform_attn
 

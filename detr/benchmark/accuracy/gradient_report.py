@@ -1,0 +1,82 @@
+"""Distances of gradients from float64 over the checkpoints of a run: a table and a plot."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.figure import Figure
+
+from detr.benchmark.accuracy.gradients import Distance
+
+
+@dataclass(frozen=True)
+class GradientRow:
+    """A configuration at a checkpoint.
+
+    Attributes:
+        step: Of the checkpoint.
+        name: Of the configuration.
+        loss: Of the batch; None where it failed.
+        exact_loss: In float64.
+        distances: Of its gradients; none where it failed.
+        status: ok, or why there are no numbers.
+    """
+
+    step: int
+    name: str
+    loss: float | None
+    exact_loss: float
+    distances: tuple[Distance, ...]
+    status: str = "ok"
+
+
+def gradient_table(rows: Sequence[GradientRow]) -> str:
+    """Relative errors, one line a configuration and quantity, one column a checkpoint."""
+    steps = sorted({row.step for row in rows})
+    found = {(row.name, distance.quantity, row.step): distance for row in rows for distance in row.distances}
+    lines = ["| gradient of | configuration | " + " | ".join(f"step {step}" for step in steps) + " | least cosine |"]
+    lines.append("|" + "---|" * (len(steps) + 3))
+    names = list(dict.fromkeys(row.name for row in rows))
+    quantities = list(dict.fromkeys(quantity for _, quantity, _ in found))
+    for quantity in quantities:
+        for name in names:
+            at_steps = [found.get((name, quantity, step)) for step in steps]
+            known = [distance for distance in at_steps if distance is not None]
+            if known:
+                cells = ["" if distance is None else f"{distance.error:.1e}" for distance in at_steps]
+                least = min(distance.cosine for distance in known)
+                lines.append(f"| {quantity} | {name} | " + " | ".join(cells) + f" | {least:.6f} |")
+    failed = [f"| {row.name} | {row.step} | {row.status.replace('|', '/')} |" for row in rows if row.status != "ok"]
+    if failed:
+        lines += ["", "| configuration without numbers | step | reason |", "|---|---|---|", *failed]
+    return "\n".join(lines)
+
+
+def plot_gradients(rows: Sequence[GradientRow], path: Path, *, title: str) -> None:
+    """Relative error over steps, a panel a quantity."""
+    quantities = list(dict.fromkeys(distance.quantity for row in rows for distance in row.distances))
+    num_columns = 3
+    num_rows = max(1, -(-len(quantities) // num_columns))
+    figure = Figure(figsize=(4 * num_columns, 2.6 * num_rows), layout="constrained")
+    FigureCanvasAgg(figure)
+    panels = figure.subplots(num_rows, num_columns, sharex=True, squeeze=False).flatten()
+    for panel, quantity in zip(panels, quantities, strict=False):
+        for name in dict.fromkeys(row.name for row in rows):
+            points = [
+                (row.step, distance.error)
+                for row in rows
+                if row.name == name
+                for distance in row.distances
+                if distance.quantity == quantity
+            ]
+            panel.plot(*zip(*points, strict=True), marker="o", ms=3, linewidth=0.9, label=name)
+        panel.set_title(quantity, fontsize=9)
+        panel.set_yscale("log")
+        panel.grid(alpha=0.3)
+    for panel in panels[len(quantities) :]:
+        panel.set_axis_off()
+    if quantities:
+        panels[0].legend(fontsize=6)
+    figure.suptitle(title)
+    figure.savefig(path, dpi=120)

@@ -1,0 +1,160 @@
+"""How fast images come out of the data pipeline: on one core against Pillow's, and from workers."""
+
+import json
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+from PIL import Image
+from torch import Tensor
+
+from detr.benchmark.data.baseline import PillowPipeline, pad_floats
+from detr.data import CocoDataset, build_train_loader, collate, detr_augmentation
+from detr.data.repeated import RepeatedDataset
+
+SIZES, MAX_SIZE = tuple(range(480, 801, 32)), 1333
+# about the 0.54 bytes a pixel of 640 x 480 photos in COCO; what a JPEG costs to decode follows its bytes
+_JPEG_QUALITY = 95
+_BOXES_AN_IMAGE = 7
+
+
+@dataclass(frozen=True)
+class CoreSpeed:
+    """Images a second of one core, the median over rounds in which the pipelines took turns.
+
+    Attributes:
+        ours: JPEG to a padded uint8 batch.
+        baseline: JPEG to a padded, normalised float batch, by Pillow, ToTensor and Normalize.
+        ratio: ours / baseline, the median of the rounds' ratios.
+        ratio_range: The least and the largest of them.
+    """
+
+    ours: float
+    baseline: float
+    ratio: float
+    ratio_range: tuple[float, float]
+
+
+def write_photos(folder: Path, *, num_images: int, size: tuple[int, int] = (480, 640), seed: int = 0) -> Path:
+    """JPEGs as large in bytes as COCO's photos, with boxes, as a COCO dataset; what is there already is kept.
+
+    Args:
+        folder: Gets annotations/instances_train.json and train/.
+        num_images: How many.
+        size: (h, w) in pixels.
+        seed: Of pixels and boxes.
+
+    Returns:
+        The annotation file.
+    """
+    annotations = folder / "annotations" / "instances_train.json"
+    images = folder / "train"
+    images.mkdir(parents=True, exist_ok=True)
+    annotations.parent.mkdir(exist_ok=True)
+    records: list[dict[str, object]] = []
+    boxes: list[dict[str, object]] = []
+    for index in range(num_images):
+        random = np.random.default_rng((seed, index))
+        name = f"{index:06d}.jpg"
+        if not (images / name).exists():
+            Image.fromarray(_photo(random, size)).save(images / name, quality=_JPEG_QUALITY)
+        records.append({"id": index + 1, "file_name": name, "height": size[0], "width": size[1]})
+        for _ in range(_BOXES_AN_IMAGE):
+            x, y = random.uniform(0, size[1] - 80), random.uniform(0, size[0] - 80)
+            box = [x, y, *random.uniform(10, 80, 2)]
+            boxes.append({"id": len(boxes) + 1, "image_id": index + 1, "category_id": 1, "bbox": box, "iscrowd": 0})
+    content = {"images": records, "annotations": boxes, "categories": [{"id": 1, "name": "thing"}]}
+    annotations.write_text(json.dumps(content))
+    return annotations
+
+
+def measure_core(dataset: CocoDataset, *, num_rounds: int = 5, batch_size: int = 2) -> CoreSpeed:
+    """Time both pipelines on one core of this process, by its CPU time, taking turns.
+
+    Args:
+        dataset: Under `recipe()`.
+        num_rounds: How often each takes all of the images.
+        batch_size: Images a batch.
+    """
+    pillow = PillowPipeline(SIZES, MAX_SIZE)
+    paths = [dataset.image_path(index) for index in range(len(dataset))]
+
+    def ours(indices: Sequence[int]) -> object:
+        return collate([dataset[index] for index in indices], pad_to=1)
+
+    def baseline(indices: Sequence[int]) -> tuple[Tensor, Tensor]:
+        return pad_floats([pillow(paths[index]) for index in indices])
+
+    num_threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        seconds = np.array(
+            [
+                [_seconds_an_image(pipeline, len(dataset), batch_size, seed=number) for pipeline in (ours, baseline)]
+                for number in range(num_rounds + 1)
+            ][1:]  # the first round warms up
+        )
+    finally:
+        torch.set_num_threads(num_threads)
+    ratios = seconds[:, 1] / seconds[:, 0]
+    ours_s, baseline_s = np.median(seconds, 0).tolist()
+    return CoreSpeed(1 / ours_s, 1 / baseline_s, float(np.median(ratios)), (float(ratios.min()), float(ratios.max())))
+
+
+def measure_loader(
+    dataset: CocoDataset, *, num_workers: int, batch_size: int, pin_memory: bool, num_images: int
+) -> float:
+    """Images a second of wall time out of a training loader, over an epoch after the first batches.
+
+    Args:
+        dataset: Under `recipe()`.
+        num_workers: Worker processes.
+        batch_size: Images a batch.
+        pin_memory: Whether batches end in page-locked memory.
+        num_images: Images of an epoch; the dataset is repeated up to it.
+    """
+    repeated = RepeatedDataset(dataset, -(-num_images // len(dataset)))
+    loader = build_train_loader(
+        repeated, batch_size=batch_size, num_workers=num_workers, pad_to=1, seed=0, pin_memory=pin_memory
+    )
+    # workers start one after the other, and have batches ready before they are asked
+    num_warmup = min(3 * max(1, num_workers), len(loader) // 2)
+    start_s, num_timed = 0.0, 0
+    for number, batch in enumerate(loader, 1):
+        if number > num_warmup:
+            num_timed += len(batch)
+        elif number == num_warmup:
+            start_s = time.perf_counter()
+    return num_timed / (time.perf_counter() - start_s)
+
+
+def recipe_dataset(annotations: Path) -> CocoDataset:
+    """The photos of `write_photos` under the augmentation of DETR."""
+    images = annotations.parents[1] / "train"
+    return CocoDataset(annotations, images, detr_augmentation(SIZES, MAX_SIZE), training=True)
+
+
+def _seconds_an_image(
+    pipeline: Callable[[Sequence[int]], object], num_images: int, batch_size: int, seed: int
+) -> float:
+    torch.manual_seed(seed)
+    start_s = time.process_time()
+    for first in range(0, num_images, batch_size):
+        pipeline(range(first, min(first + batch_size, num_images)))
+    return (time.process_time() - start_s) / num_images
+
+
+def _photo(random: np.random.Generator, size: tuple[int, int]) -> np.ndarray:
+    """(h, w, 3) uint8 with detail at every scale, like a photo: noise of many sizes, the larger the stronger."""
+    h, w = size
+    pixels = np.full((h, w, 3), 128, dtype=np.float32)
+    for cell_px, contrast in ((128, 50), (32, 25), (8, 14), (2, 9), (1, 4)):
+        cells = random.normal(0, contrast, (h // cell_px + 2, w // cell_px + 2, 3)).astype(np.float32)
+        grown = Image.fromarray(np.clip(cells + 128, 0, 255).astype(np.uint8)).resize(
+            ((w // cell_px + 2) * cell_px, (h // cell_px + 2) * cell_px), Image.Resampling.BICUBIC
+        )
+        pixels += np.asarray(grown, dtype=np.float32)[:h, :w] - 128
+    return np.clip(pixels, 0, 255).astype(np.uint8)

@@ -1,0 +1,247 @@
+"""Comparisons of accuracy: sittings, what is skipped, what a few seeds can say."""
+
+import json
+import math
+import statistics
+import time
+from pathlib import Path
+
+import pytest
+
+from detr.benchmark.accuracy.report import accuracy_report, write_accuracy_csv
+from detr.benchmark.accuracy.row import AccuracyRow, read_accuracy_rows
+from detr.benchmark.accuracy.run_curves import format_ap_table, plot_runs, read_run_curve
+from detr.benchmark.accuracy.runs import RunSpec, plan_runs, run_sitting
+from detr.benchmark.accuracy.stats import difference_sentence, paired_difference, pooled_difference, pooled_spread
+
+# stands for tools/train.py: trains, dies, or sleeps until it is asked to stop, as `act` says
+RUN_SCRIPT = """
+import json, signal, sys, time
+from pathlib import Path
+arguments = dict(a.split("=", 1) for a in sys.argv[1:])
+folder = Path(arguments["output_dir"])
+folder.mkdir(exist_ok=True)
+with (folder.parent / "starts").open("a") as file:
+    file.write(f"{arguments['name']} {time.monotonic()}\\n")
+if arguments["act"] == "die":
+    print("error: kernel=cuda was asked for, but no GPU is visible")
+    raise SystemExit(1)
+if arguments["act"] == "stop" and not (folder / "saved").exists():
+    def stop(*_):
+        (folder / "saved").touch()
+        raise SystemExit(75)
+    signal.signal(signal.SIGTERM, stop)
+    (folder / "ready").touch()
+    time.sleep(60)
+time.sleep(float(arguments.get("sleep", 0)))
+seed = int(arguments["seed"])
+ap = float(arguments["ap"]) + seed / 100
+logs = [
+    {"step": 10, "train/loss": 9.0, "train/skipped": 0.2, "train/images_per_s": 1.0, "train/minutes": 0.5, "epoch": 1},
+    {"step": 10, "val/AP": ap + 0.2, "val/AP50": 0.9, "val/AP75": 0.5, "train/minutes": 0.5, "epoch": 1},
+    {"step": 20, "train/loss": 5.0, "train/skipped": 0.1, "train/images_per_s": 8.0, "train/minutes": 1.0, "epoch": 2},
+    {"step": 20, "val/AP": ap, "val/AP50": 0.8, "val/AP75": 0.4, "train/minutes": 1.0, "epoch": 2},
+]
+(folder / "metrics.jsonl").write_text("".join(json.dumps(row) + "\\n" for row in logs))
+git = {"commit": "0123456789abcdef", "dirty": False}
+environment = {"versions": {"torch": "2", "torchvision": None, "triton": None}, "gpus": [], "cpu_count": 2,
+               "python": "3", "cuda": None, "driver": None, "git": git}
+(folder / "environment.json").write_text(json.dumps(environment))
+"""
+
+
+@pytest.fixture
+def script(tmp_path: Path) -> Path:
+    path = tmp_path / "train.py"
+    path.write_text(RUN_SCRIPT)
+    return path
+
+
+def specs_of(rows: dict[str, list[str]], seeds: list[int]) -> list[RunSpec]:
+    return plan_runs(rows, seeds, ["kernel=reference"])
+
+
+def starts(folder: Path) -> list[str]:
+    return [line.split()[0] for line in (folder / "runs" / "starts").read_text().splitlines()]
+
+
+def test_runs_come_seed_by_seed_and_name_their_kernel():
+    specs = plan_runs({"a": ["kernel=cuda"], "b": []}, [3, 4], ["kernel=triton", "x=1"])
+    assert [(spec.name, spec.seed) for spec in specs] == [("a", 3), ("b", 3), ("a", 4), ("b", 4)]
+    assert specs[0].overrides == ("kernel=triton", "x=1", "kernel=cuda")
+    for rows, shared in (({"a": []}, []), ({"a": ["kernel=auto"]}, ["kernel=cuda"]), ({"a": []}, ["kernel=auto"])):
+        with pytest.raises(ValueError, match="row a does not name its kernel"):
+            plan_runs(rows, [0], shared)
+    for rows, seeds in (({}, [0]), ({"a": ["kernel=cuda"]}, []), ({"a": ["kernel=cuda"]}, [1, 1])):
+        with pytest.raises(ValueError, match="needs rows and different seeds"):
+            plan_runs(rows, seeds, [])
+
+
+def test_a_second_sitting_goes_on_where_the_first_ended(script: Path, tmp_path: Path):
+    rows = {"good": ["act=run", "ap=0.5"], "bad": ["act=die", "ap=0"]}
+    first = run_sitting(script, specs_of(rows, [0]), folder=tmp_path / "out", num_parallel=2)
+    assert [(row.name, row.status) for row in first] == [
+        ("good", "ok"),
+        ("bad", "failed: kernel=cuda was asked for, but no GPU is visible (exit code 1)"),
+    ]
+    good = first[0]
+    # the last evaluation counts; the best one was chosen on the same images
+    assert (good.AP, good.best_AP, good.best_epoch, good.AP50) == (0.5, 0.7, 1, 0.8)
+    assert (good.num_steps, good.num_skipped, good.loss, good.images_per_s, good.train_s) == (20, 3, 5.0, 8.0, 60.0)
+    assert (good.commit, good.seed) == ("0123456789ab", 0)
+
+    second = run_sitting(script, specs_of(rows, [0, 1]), folder=tmp_path / "out")
+    assert sorted(starts(tmp_path / "out")) == ["bad_seed0", "bad_seed1", "good_seed0", "good_seed1"]
+    assert [(row.name, row.seed) for row in second] == [("good", 0), ("bad", 0), ("good", 1), ("bad", 1)]
+    assert second[0] == good
+    assert len(read_accuracy_rows(tmp_path / "out" / "rows.jsonl")) == 4
+    # other keys are another run
+    changed = specs_of({"good": ["act=run", "ap=0.1"]}, [0])
+    assert [row.AP for row in run_sitting(script, changed, folder=tmp_path / "out")] == [0.1]
+    failed = specs_of({"bad": rows["bad"]}, [0])
+    run_sitting(script, failed, folder=tmp_path / "out", retry_failed=True)
+    assert starts(tmp_path / "out").count("bad_seed0") == 2
+
+
+def test_several_run_at_once(script: Path, tmp_path: Path):
+    rows = {name: ["act=run", "ap=0.5", "sleep=0.6"] for name in "abcd"}
+    run_sitting(script, specs_of(rows, [0]), folder=tmp_path, num_parallel=2)
+    times = [float(line.split()[1]) for line in (tmp_path / "runs" / "starts").read_text().splitlines()]
+    assert times[1] - times[0] < 0.5
+    assert times[2] - times[0] > 0.55
+
+
+def test_what_would_end_too_late_is_not_started_and_what_runs_is_saved(script: Path, tmp_path: Path):
+    rows = {"cut": ["act=stop", "ap=0.5"], "later": ["act=run", "ap=0.5"]}
+    started_s = time.monotonic()
+    # the first is expected to take no time at all, so it starts; it takes longer
+    found = run_sitting(script, specs_of(rows, [0]), folder=tmp_path, minutes=1.5 / 60, expected_s=0.0)
+    assert time.monotonic() - started_s < 15
+    assert found == []
+    assert (tmp_path / "runs" / "cut_seed0" / "saved").exists()
+    assert starts(tmp_path) == ["cut_seed0"]
+    assert run_sitting(script, specs_of(rows, [0]), folder=tmp_path, minutes=1, expected_s=600.0) == []
+    rest = run_sitting(script, specs_of(rows, [0]), folder=tmp_path)
+    assert [(row.name, row.status) for row in rest] == [("cut", "ok"), ("later", "ok")]
+
+
+def test_a_run_that_takes_too_long_is_a_row(script: Path, tmp_path: Path):
+    [row] = run_sitting(script, specs_of({"slow": ["act=stop", "ap=0.5"]}, [0]), folder=tmp_path, timeout_s=1.5)
+    assert row.status.startswith("failed: ended after ")
+
+
+def test_the_paired_interval_is_students():
+    base, other = {0: 0.50, 1: 0.52, 2: 0.54, 9: 0.1}, {0: 0.51, 1: 0.54, 2: 0.55, 8: 0.9}
+    found = paired_difference(other, base)
+    differences = [0.01, 0.02, 0.01]
+    half = 4.302653 * statistics.stdev(differences) / math.sqrt(3)
+    assert found is not None
+    assert (found.mean, found.num_pairs) == (pytest.approx(statistics.fmean(differences)), 3)
+    assert found.half_width == pytest.approx(half, rel=1e-5)
+    assert paired_difference({0: 1.0}, base) is None
+
+
+def test_the_pooled_interval_knows_the_spread_of_all():
+    groups = [{0: 0.5, 1: 0.52}, {0: 0.6, 1: 0.62}, {0: 0.7}]
+    deviation, degrees = pooled_spread(groups) or (0.0, 0)
+    assert (deviation, degrees) == (pytest.approx(0.02 / math.sqrt(2)), 2)
+    found = pooled_difference(groups[2], groups[0], groups)
+    assert found is not None
+    assert found.mean == pytest.approx(0.19)
+    assert found.half_width == pytest.approx(4.302653 * deviation * math.sqrt(1.5), rel=1e-5)
+    assert pooled_spread([{0: 0.5}, {}]) is None
+
+
+def test_sentences_say_no_more_than_the_interval():
+    same = paired_difference({0: 0.5, 1: 0.51, 2: 0.52}, {0: 0.51, 1: 0.50, 2: 0.525})
+    worse = paired_difference({0: 0.40, 1: 0.411, 2: 0.42}, {0: 0.5, 1: 0.51, 2: 0.52})
+    assert same is not None
+    assert worse is not None
+    text = difference_sentence("a", "b", same)
+    limit = max(abs(same.low), abs(same.high))
+    assert "cannot be told apart" in text
+    assert f"more than {limit:.4f} AP is unlikely, a smaller one is possible" in text
+    assert "has a lower AP than `b`" in difference_sentence("a", "b", worse)
+
+
+def row(name: str, seed: int, ap: float | None, status: str = "ok") -> AccuracyRow:
+    return AccuracyRow(name, seed, status, AP=ap, AP50=ap, best_AP=ap, loss=1.0, wall_s=2.0, train_s=1.0)
+
+
+def report_of(rows: list[AccuracyRow]) -> str:
+    rows = [
+        AccuracyRow(**{**vars(each), "environment": environment()}) if each.is_ok and index == 0 else each
+        for index, each in enumerate(rows)
+    ]
+    return accuracy_report(
+        rows,
+        names=["base", "same", "worse", "absent"],
+        seeds=[0, 1, 2],
+        base="base",
+        notes={"same": "a note"},
+        title="Title",
+        command="python tools/compare_accuracy.py",
+        picture="curves.png",
+    )
+
+
+def environment() -> dict[str, object]:
+    versions = {"torch": "2", "torchvision": None, "triton": None}
+    return {"versions": versions, "gpus": [], "cpu_count": 2, "python": "3", "cuda": None, "driver": None, "git": None}
+
+
+def test_the_report(tmp_path: Path):
+    aps = {"base": (0.5, 0.51, 0.52), "same": (0.505, 0.51, 0.51), "worse": (0.40, 0.41, 0.425)}
+    rows = [row(name, seed, ap) for name, values in aps.items() for seed, ap in enumerate(values)]
+    report = report_of([*rows, row("absent", 0, None, "failed: a | b")])
+    table = [line.split("|") for line in report.splitlines() if line.startswith("| ")]
+    cells = {line[1].strip(): line for line in table if len(line) > 5}
+    assert cells["base"][3].strip() == "0.5100"
+    assert cells["base"][8].strip() == ""
+    assert cells["same"][-2].strip() == "a note"
+    assert cells["absent"][3].strip() == "not yet run"
+    assert {len(line) for line in cells.values()} == {16}
+    assert "`same` cannot be told apart from `base`" in report
+    assert "`worse` has a lower AP than `base`" in report
+    assert "6 degrees of freedom" in report
+    assert "2 comparisons at 95% each" in report
+    assert "| absent | 0 | failed: a / b |" in report
+    assert "![Title](curves.png)" in report
+    write_accuracy_csv(rows, tmp_path / "rows.csv")
+    assert (tmp_path / "rows.csv").read_text().count("\n") == 10
+
+
+def test_a_report_of_too_little_claims_nothing():
+    for rows in ([], [row("base", 0, 0.5), row("same", 0, 0.6)], [row("same", 0, 0.6), row("same", 1, 0.6)]):
+        report = report_of(rows)
+        assert "Too few runs to compare anything" in report
+        assert "told apart" not in report
+
+
+def test_curves_over_minutes(tmp_path: Path):
+    logs = [
+        {"step": 5, "train/loss": 3.0, "train/minutes": 2.0},
+        {"step": 9, "train/loss": 2.0, "train/minutes": 6.0},
+        {"step": 9, "val/AP": 0.25, "train/minutes": 4.0},
+        {"step": 12, "val/AP": 0.5, "train/minutes": 6.0, "train/loss": 1.0},
+    ]
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in logs))
+    curve = read_run_curve(tmp_path / "run")
+    assert [curve.ap_at(minutes) for minutes in (1, 3.9, 5.8, 6)] == [None, 0.25, 0.25, 0.5]
+    assert curve.ap_at(5.9) == 0.5, "the evaluation of minute 5.9 comes when the run next logs"
+    # what it had not trained for yet stays empty
+    assert "| run |  | 0.250 |  | 0.500 | 6.0 | 12 |" in format_ap_table([curve], [1, 5, 7])
+    for axis in ("minutes", "step"):
+        plot_runs([curve, curve], tmp_path / f"{axis}.png", x=axis, title="Title")
+        assert (tmp_path / f"{axis}.png").stat().st_size > 1000
+    (tmp_path / "run" / "metrics.jsonl").write_text('{"step": 5, "train/loss": 3.0}\n')
+    with pytest.raises(ValueError, match="does not say how long the run had trained"):
+        read_run_curve(tmp_path / "run")
+
+
+def test_a_faulty_rows_file_names_its_line(tmp_path: Path):
+    (tmp_path / "rows.jsonl").write_text(row("a", 0, 0.5).to_json() + '\n{"nam": 1}\n')
+    with pytest.raises(ValueError, match=r"rows\.jsonl, line 2, is not a row"):
+        read_accuracy_rows(tmp_path / "rows.jsonl")
+    assert read_accuracy_rows(tmp_path / "absent.jsonl") == []
