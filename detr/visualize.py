@@ -12,7 +12,7 @@ from matplotlib import font_manager, get_data_path
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from matplotlib.ft2font import FT2Font
-from PIL import Image, ImageDraw, ImageFont, ImageOps
+from PIL import Image, ImageDraw, ImageFont
 from torch import Tensor
 from torchvision.ops import box_convert
 
@@ -108,7 +108,7 @@ def draw_comparison(
         min_score: Of the detections drawn.
         side_px: Longer side of each half; small images are made larger.
     """
-    canvas = ImageOps.contain(_as_pillow(image), (side_px, side_px))
+    canvas = _fitted(_as_pillow(image), side_px)
     orig_height_px, orig_width_px = target.orig_size
     x_scale, y_scale = canvas.width / orig_width_px, canvas.height / orig_height_px
     scaled = Detections(
@@ -130,7 +130,7 @@ def contact_sheet(images: Sequence[Image.Image], *, num_columns: int = 4, tile_p
             f"num_columns={num_columns}, tile_px={tile_px}"
         )
     num_columns = min(num_columns, len(images))
-    tiles = [ImageOps.contain(image.convert("RGB"), (tile_px, tile_px)) for image in images]
+    tiles = [_fitted(image.convert("RGB"), tile_px) for image in images]
     rows = [tiles[start : start + num_columns] for start in range(0, len(tiles), num_columns)]
     # a row is as high as its highest tile, so wide images leave no white stripes
     heights_px = [max(tile.height for tile in row) for row in rows]
@@ -142,6 +142,14 @@ def contact_sheet(images: Sequence[Image.Image], *, num_columns: int = 4, tile_p
             sheet.paste(tile, (left, top + (height_px - tile.height) // 2))
         top += height_px
     return sheet
+
+
+def _fitted(image: Image.Image, side_px: int) -> Image.Image:
+    """As large as fits into a square; a side of an image that is very long the other way stays a pixel."""
+    scale = side_px / max(image.size)
+    return image.resize(
+        (max(1, round(image.width * scale)), max(1, round(image.height * scale))), Image.Resampling.BICUBIC
+    )
 
 
 def plot_curves(metrics_path: Path | str, output_dir: Path | str) -> list[Path]:

@@ -49,8 +49,9 @@ def main(cfg: DictConfig) -> None:
     if cfg.top_k < 1 or cfg.batch_size < 1:
         raise ValueError(f"top_k and batch_size must be at least 1; got {cfg.top_k} and {cfg.batch_size}")
     context = start_process(cfg)
-    video = video_info(Path(cfg.source)) if is_video(cfg.source) else None
-    paths = [Path(cfg.source)] if video is not None else find_images(cfg.source)
+    source = Path(cfg.source).expanduser()
+    video = video_info(source) if is_video(cfg.source) else None
+    paths = [source] if video is not None else find_images(cfg.source)
     checkpoint = load_checkpoint(cfg.checkpoint)
     names = checkpoint.class_table.names
     wanted = [cfg.classes] if isinstance(cfg.classes, str) else cfg.classes

@@ -33,7 +33,7 @@ class Checkpoint:
         class_table: What the labels mean.
         preprocessing: How images were made into what the model sees in evaluation, as plain JSON.
         config: The resolved configuration of the run, as plain JSON.
-        metrics: Of the last evaluation, by name; empty before the first.
+        metrics: Of these weights, by name; empty where they were not evaluated.
         best: Of the best evaluation so far: {"epoch", "AP"}; empty before the first.
         epoch_samples: Images of the epoch under way that all ranks together have trained on.
         train_s: Seconds of training so far, evaluations left out.

@@ -64,7 +64,11 @@ class EvaluationMedia:
         pictures = {}
         for image, target in self._samples:
             found = detections_of_results(evaluator.results_of(target.image_id), table)
-            picture = draw_comparison(image, target, found, table.names, min_score=self._min_score)
+            try:
+                picture = draw_comparison(image, target, found, table.names, min_score=self._min_score)
+            except (ValueError, OSError) as error:
+                _logger.warning("no picture of validation image %d: %s", target.image_id, error)
+                continue
             pictures[f"image {target.image_id}"] = np.asarray(picture)  # (h, w, 3)
         return pictures
 

@@ -28,7 +28,7 @@ class Progress:
     Attributes:
         epoch: Epochs finished.
         global_step: Optimizer steps made.
-        metrics: Of the last evaluation, by name; empty before the first.
+        metrics: Of these weights, by name; empty where they were not evaluated.
         best: Of the best evaluation: {"epoch", "AP"}; empty before the first.
         epoch_samples: Images of the epoch under way that all ranks together have trained on.
         train_s: Seconds of training so far, evaluations left out.

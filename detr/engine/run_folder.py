@@ -39,6 +39,7 @@ HARMLESS_KEYS = (
     "trainer.save_every_steps",
     "trainer.keep_last",
     "trainer.hang_s",
+    "trainer.eval_every_minutes",
     "trainer.max_minutes",
     "trainer.profile_steps",
     "trainer.num_pictures",

@@ -34,7 +34,7 @@ from detr.engine.step_monitor import StepMonitor
 from detr.engine.step_profiler import StepProfiler
 from detr.engine.training_clock import TrainingClock
 from detr.engine.watchdog import Watchdog
-from detr.evaluation import CocoEvaluator, PostProcess
+from detr.evaluation import CocoEvaluator, CocoMetrics, PostProcess
 from detr.structures import Batch, ClassTable
 from detr.telemetry.loggers import ConsoleLogger, Logger
 from detr.visualize import plot_curves
@@ -167,8 +167,7 @@ class Trainer:
             self.progress.epoch += 1
             self.progress.epoch_samples = 0
         if self._is_evaluation_due():
-            # an evaluation that fails must not cost the epoch; no metrics: it is made up for on resume
-            self.progress.metrics = {}
+            # an evaluation that fails must not cost the epoch; without metrics it is made up for on resume
             self._save(is_best=False)
             self._evaluate_and_save()
         elif self.progress.epoch % self.settings.save_every == 0:
@@ -191,7 +190,10 @@ class Trainer:
         return limit is not None and broadcast_object(self.clock.minutes >= limit)
 
     def _evaluate_and_save(self) -> None:
-        self._save(self._evaluate())
+        metrics, is_best = self._evaluate()
+        self._save(is_best)
+        if self.media is not None:
+            self.media.log(self.evaluator, metrics, self.progress, is_last=self._is_last())
 
     def _train_epoch(self) -> None:
         """Train what is left of the epoch: all of it, unless the run was resumed within."""
@@ -208,6 +210,8 @@ class Trainer:
             if self._profiler is not None:
                 self._profiler.step()
             self.progress.global_step += 1
+            # these weights are not evaluated
+            self.progress.metrics = {}
             self.progress.epoch_samples += result.num_images * self.context.world_size
             num_steps += 1
             skipped += result.skipped
@@ -266,8 +270,8 @@ class Trainer:
         self.logger.log(self.progress.global_step, values)
         interval.restart()
 
-    def _evaluate(self) -> bool:
-        """Evaluate, log, write metrics.json; returns whether this is the best epoch so far."""
+    def _evaluate(self) -> tuple[CocoMetrics, bool]:
+        """Evaluate, log, write metrics.json; returns the numbers, and whether they are the best so far."""
         if has_batch_statistics(self.state.evaluated):
             # ranks have seen different batches since DDP last gave all of them those of rank 0; what is evaluated
             # is what the checkpoint holds, on any number of ranks
@@ -289,13 +293,11 @@ class Trainer:
             self.progress.best = {"epoch": self.progress.epoch, "AP": metrics.AP}
         position = {"epoch": self.progress.epoch, "train/minutes": self.clock.minutes}
         self.logger.log(self.progress.global_step, eval_values(metrics) | position)
-        if self.media is not None:
-            self.media.log(self.evaluator, metrics, self.progress, is_last=self._is_last())
         if is_main():
             write_json(self.folder.metrics, self.progress.metrics)
             plot_curves(self.folder.metrics_log, self.folder.path)
         warn_if_stuck(self.progress.best["AP"], epoch=self.progress.epoch, num_epochs=self.num_epochs)
-        return is_best
+        return metrics, is_best
 
     def _until_stopped(self, batches: Iterable[Batch]) -> Iterator[Batch]:
         """Leave an evaluation as soon as this rank is asked to: what was trained is saved, and gone on with."""

@@ -110,7 +110,8 @@ def write_report(analysis: Analysis, path: Path, *, title: str, read: ReadImage 
     body = "\n".join(sections)
     page = (
         f'<!DOCTYPE html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
-        '<meta name="viewport" content="width=device-width, initial-scale=1">\n<title>{html.escape(title)}</title>\n'
+        '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
+        f"<title>{html.escape(title)}</title>\n"
         f"<style>{_STYLE}</style>\n</head>\n<body>\n{body}\n</body>\n</html>\n"
     )
     path.parent.mkdir(parents=True, exist_ok=True)

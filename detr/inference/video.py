@@ -90,7 +90,8 @@ class VideoWriter:
 
     def __init__(self, path: Path, *, fps: float) -> None:
         self._path = path
-        self._rate = Fraction(fps).limit_denominator(1001)
+        # 1001 for the rates of television, more for less than a frame in a quarter of an hour
+        self._rate = Fraction(fps).limit_denominator(max(1001, round(1 / fps)))
         self._container: Any = None
         self._stream: Any = None
 
@@ -130,7 +131,8 @@ def _open(path: Path) -> Any:
     import av
 
     if not path.is_file():
-        raise FileNotFoundError(f"source={path}: there is no such file; check the path")
+        advice = "a pattern is for images; give one video" if set("*?[") & set(path.name) else "check the path"
+        raise FileNotFoundError(f"source={path}: there is no such file; {advice}")
     try:
         container = av.open(str(path))
     except av.error.FFmpegError as error:

@@ -3,6 +3,7 @@
 import base64
 import io
 import json
+import re
 from collections.abc import Callable
 from html.parser import HTMLParser
 from pathlib import Path
@@ -73,6 +74,8 @@ def test_a_report_is_one_whole_page(tool: Tool, refused: Tool, tmp_path: Path):
     page.close()
     assert page.open == []
     text = " ".join(page.texts)
+    # a string that should have been filled in
+    assert not re.search(r"\{[a-z_.]+[(}]", text), text
     assert "cat <b>&" in text
     assert "a.png: 1 mistakes (1 classification)" in text
     assert "2 images, 3 objects, 2 detections" in text

@@ -13,8 +13,10 @@ from detr.telemetry.loggers import read_metrics
 
 Axis = Literal["step", "minutes"]
 
-# a run looks at the clock when it logs, so its evaluation of minute 5 comes a little after it
-CLOCK_TOLERANCE = 0.03
+# a run looks at the clock when it logs, so its evaluation of minute 5 comes a little after it: this much goes unsaid,
+# and what is further off than the second number is not of that minute
+UNSAID_SHARE = 0.03
+NEAR_SHARE = 0.3
 
 
 @dataclass(frozen=True)
@@ -41,13 +43,14 @@ class RunCurve:
     eval_minutes: tuple[float, ...]
     aps: tuple[float, ...]
 
-    def ap_at(self, minutes: float) -> float | None:
-        """AP of the last evaluation at most so many minutes in, or 3% more; None before the first."""
-        found = None
-        for minute, ap in zip(self.eval_minutes, self.aps, strict=True):
-            if minute <= (1 + CLOCK_TOLERANCE) * minutes:
-                found = ap
-        return found
+    def ap_at(self, minutes: float) -> tuple[float, float] | None:
+        """The evaluation nearest to so many minutes, as (minutes, AP); None if all are more than 30% off.
+
+        Not the last before: a slow run looks at the clock less often, and would show what it knew a minute earlier.
+        """
+        evaluations = zip(self.eval_minutes, self.aps, strict=True)
+        nearest = min(evaluations, key=lambda pair: abs(pair[0] - minutes), default=None)
+        return nearest if nearest is not None and abs(nearest[0] - minutes) <= NEAR_SHARE * minutes else None
 
 
 def read_run_curve(folder: Path, *, label: str | None = None, group: str | None = None) -> RunCurve:
@@ -108,15 +111,25 @@ def plot_runs(curves: Sequence[RunCurve], path: Path, *, x: Axis, title: str) ->
 
 
 def format_ap_table(curves: Sequence[RunCurve], minutes: Sequence[float]) -> str:
-    """AP after so many minutes of training, as Markdown; empty where a run had not been evaluated by then."""
+    """AP after so many minutes of training, as Markdown; empty where a run was not evaluated near them.
+
+    The minute of an evaluation stands beside it where it is more than 3% off.
+    """
     lines = [
         "| run | " + " | ".join(f"AP after {minute:g} min" for minute in minutes) + " | last AP | minutes | steps |",
         "|" + "---|" * (len(minutes) + 4),
     ]
     for curve in curves:
         values = [curve.ap_at(minute) if curve.minutes and curve.minutes[-1] >= minute else None for minute in minutes]
-        cells = ["" if value is None else f"{value:.3f}" for value in values]
+        cells = [_cell(value, minute) for value, minute in zip(values, minutes, strict=True)]
         last = f"{curve.aps[-1]:.3f}" if curve.aps else ""
         trained = f"{curve.minutes[-1]:.1f} | {curve.steps[-1]}" if curve.steps else "|"
         lines.append(f"| {curve.label} | " + " | ".join([*cells, last]) + f" | {trained} |")
     return "\n".join(lines)
+
+
+def _cell(evaluation: tuple[float, float] | None, asked: float) -> str:
+    if evaluation is None:
+        return ""
+    minutes, ap = evaluation
+    return f"{ap:.3f}" if abs(minutes - asked) <= UNSAID_SHARE * asked else f"{ap:.3f} (at {minutes:.1f})"

@@ -134,6 +134,12 @@ def run_sitting(
                         _stop_if_late(run, deadline_s, timeout_s)
                 time.sleep(_POLL_S)
     finally:
+        # as at the end of a sitting: each saves its checkpoint, if there is time
+        for run in running:
+            run.process.send_signal(signal.SIGTERM)
+        deadline_s = time.monotonic() + _GRACE_S
+        while any(run.process.poll() is None for run in running) and time.monotonic() < deadline_s:
+            time.sleep(_POLL_S)
         for run in running:
             _kill(run.process)
     if pending:

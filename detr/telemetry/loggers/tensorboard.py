@@ -9,11 +9,14 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from detr.telemetry.loggers.attempts import Attempts
 from detr.telemetry.loggers.base import Cell
 
 
 class TensorboardLogger:
     """Writes event files; look at them with `tensorboard --logdir FOLDER`. NaN and infinity are left out.
+
+    A failure is reported once and never stops the run.
 
     Pictures are under IMAGES, a slider over the steps each; tables are under TEXT.
 
@@ -32,14 +35,21 @@ class TensorboardLogger:
             )
         self._output_dir = Path(output_dir)
         self._writer: Any = None
+        self._attempt = Attempts("TensorBoard")
 
     def log(self, step: int, values: Mapping[str, float]) -> None:
+        self._attempt(lambda: self._log(step, values))
+
+    def _log(self, step: int, values: Mapping[str, float]) -> None:
         writer = self._open()
         for name, value in values.items():
             if math.isfinite(value):
                 writer.add_scalar(name, value, step)
 
     def log_images(self, step: int, name: str, images: Mapping[str, NDArray[np.uint8]]) -> None:
+        self._attempt(lambda: self._log_images(step, name, images))
+
+    def _log_images(self, step: int, name: str, images: Mapping[str, NDArray[np.uint8]]) -> None:
         writer = self._open()
         for caption, image in images.items():
             writer.add_image(f"{name}/{caption}", image, step, dataformats="HWC")
@@ -47,11 +57,11 @@ class TensorboardLogger:
     def log_table(self, step: int, name: str, columns: Sequence[str], rows: Sequence[Sequence[Cell]]) -> None:
         lines = [columns, ["---"] * len(columns), *([_text(cell) for cell in row] for row in rows)]
         text = "\n".join("| " + " | ".join(line) + " |" for line in lines)
-        self._open().add_text(name, text, step)
+        self._attempt(lambda: self._open().add_text(name, text, step))
 
     def close(self) -> None:
         if self._writer is not None:
-            self._writer.close()
+            self._attempt(self._writer.close)
             self._writer = None
 
     def _open(self) -> Any:

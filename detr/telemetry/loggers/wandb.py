@@ -2,19 +2,17 @@
 
 import importlib.util
 import json
-import logging
 import math
 import uuid
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, cast
 
 import numpy as np
 from numpy.typing import NDArray
 
+from detr.telemetry.loggers.attempts import Attempts
 from detr.telemetry.loggers.base import Cell
-
-_logger = logging.getLogger(__name__)
 
 _START_TIMEOUT_S = 30
 
@@ -64,7 +62,7 @@ class WandbLogger:
         self._tags = list(tags)
         self._config_path = None if config_path is None else Path(config_path)
         self._run: Any = None
-        self._has_failed = False
+        self._attempt = Attempts("wandb")
 
     def log(self, step: int, values: Mapping[str, float]) -> None:
         self._attempt(lambda: self._log(step, values))
@@ -78,22 +76,6 @@ class WandbLogger:
     def close(self) -> None:
         if self._run is not None:
             self._attempt(self._run.finish)
-
-    def _attempt(self, action: Callable[[], None]) -> None:
-        if self._has_failed:
-            return
-        # wandb raises errors of many libraries (network, service, files), and none is worth a training run
-        try:
-            action()
-        except Exception as error:
-            self._has_failed = True
-            _logger.warning(
-                "wandb failed and is off for the rest of the run; training goes on, and metrics.jsonl has every value "
-                "(%s: %s)",
-                type(error).__name__,
-                error,
-            )
-            _logger.debug("where wandb failed", exc_info=True)
 
     def _log(self, step: int, values: Mapping[str, Any]) -> None:
         if self._run is None:

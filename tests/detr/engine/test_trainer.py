@@ -242,6 +242,33 @@ def test_an_evaluation_that_the_time_limit_missed_is_made_up_for(
     assert load_checkpoint(tmp_path / "last.pt").global_step == 1
 
 
+def test_the_end_of_the_time_is_evaluated_also_when_an_older_evaluation_is_known(
+    trainer: Callable[..., Any], tmp_path: Path
+):
+    """A checkpoint between two logs may be past the limit, with the numbers of earlier weights."""
+    whole = trainer(tmp_path, epochs=3)
+    whole.clock = TwoSecondsAStep(whole.progress)
+    save = whole._save
+
+    def save_and_ask(is_best: bool) -> None:
+        save(is_best)
+        # after the evaluation of the first epoch
+        if whole.progress.metrics:
+            whole.stop.requested = True
+
+    whole._save = save_and_ask
+    with pytest.raises(Preempted):
+        whole.fit()
+    stopped = load_checkpoint(tmp_path / "last.pt")
+    assert (stopped.global_step, stopped.metrics) == (3, {})
+
+    again = trainer(tmp_path, epochs=3, max_minutes=1 / 60)
+    assert "AP" in again.fit()
+    assert again.progress.global_step == 3
+    evaluated = [row["step"] for row in read_metrics(tmp_path / "metrics.jsonl") if "val/AP" in row]
+    assert evaluated == [2, 3]
+
+
 def test_a_finished_run_is_left_as_it_is(trainer: Callable[..., Any], tmp_path: Path):
     metrics = trainer(tmp_path, epochs=1).fit()
     before = (tmp_path / "last.pt").stat().st_mtime_ns

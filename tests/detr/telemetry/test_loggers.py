@@ -439,6 +439,16 @@ class TestTensorboard:
             "| class | AP |\n| --- | --- |\n| a\\|b | 0.25 |\n| dog | - |\n| cow | 3 |"
         )
 
+    def test_a_failure_is_reported_once_and_stops_nothing(self, tmp_path: Path, caplog: pytest.LogCaptureFixture):
+        pytest.importorskip("tensorboard")
+        (tmp_path / "file").write_text("")
+        logger = TensorboardLogger(tmp_path / "file" / "events")
+        logger.log(1, {"train/loss": 1.0})
+        logger.log_images(1, "val/pictures", {"image 7": np.zeros((4, 4, 3), dtype=np.uint8)})
+        logger.log_table(1, "val/classes", ["class"], [["dog"]])
+        logger.close()
+        assert caplog.text.count("TensorBoard failed and is off for the rest of the run") == 1
+
     def test_a_missing_package_is_named(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
         monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
         with pytest.raises(ImportError, match=r"pip install 'deformable-detr\[tensorboard\]'"):

@@ -12,6 +12,7 @@ from detr.structures import Detections, Target
 from detr.visualize import (
     contact_sheet,
     draw_boxes,
+    draw_comparison,
     draw_detections,
     draw_target,
     label_color,
@@ -172,3 +173,10 @@ class TestCurves:
         )
         finished = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
         assert finished.stdout.strip() == "False"
+
+
+def test_an_image_that_is_very_long_stays_visible():
+    target = Target(torch.tensor([0]), torch.tensor([[0.5, 0.5, 0.5, 1.0]]), image_id=1, orig_size=(1, 3000))
+    none = Detections(torch.zeros(0), torch.zeros(0, dtype=torch.int64), torch.zeros(0, 4))
+    picture = draw_comparison(Image.new("RGB", (3000, 1)), target, none, ["a"])
+    assert picture.size == (1024, 1)

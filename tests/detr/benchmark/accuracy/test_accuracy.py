@@ -125,6 +125,18 @@ def test_what_would_end_too_late_is_not_started_and_what_runs_is_saved(script: P
     assert [(row.name, row.status) for row in rest] == [("cut", "ok"), ("later", "ok")]
 
 
+def test_a_sitting_that_is_stopped_lets_its_runs_save(script: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    def interrupt(*_: object) -> None:
+        # the run has set its signal handler by then
+        if (tmp_path / "runs" / "cut_seed0" / "ready").exists():
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr("detr.benchmark.accuracy.runs._stop_if_late", interrupt)
+    with pytest.raises(KeyboardInterrupt):
+        run_sitting(script, specs_of({"cut": ["act=stop", "ap=0.5"]}, [0]), folder=tmp_path)
+    assert (tmp_path / "runs" / "cut_seed0" / "saved").exists()
+
+
 def test_a_run_that_takes_too_long_is_a_row(script: Path, tmp_path: Path):
     [row] = run_sitting(script, specs_of({"slow": ["act=stop", "ap=0.5"]}, [0]), folder=tmp_path, timeout_s=1.5)
     assert row.status.startswith("failed: ended after ")
@@ -228,10 +240,10 @@ def test_curves_over_minutes(tmp_path: Path):
     (tmp_path / "run").mkdir()
     (tmp_path / "run" / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in logs))
     curve = read_run_curve(tmp_path / "run")
-    assert [curve.ap_at(minutes) for minutes in (1, 3.9, 5.8, 6)] == [None, 0.25, 0.25, 0.5]
-    assert curve.ap_at(5.9) == 0.5, "the evaluation of minute 5.9 comes when the run next logs"
-    # what it had not trained for yet stays empty
-    assert "| run |  | 0.250 |  | 0.500 | 6.0 | 12 |" in format_ap_table([curve], [1, 5, 7])
+    assert [curve.ap_at(minutes) for minutes in (1, 3.9, 5.2, 6)] == [None, (4, 0.25), (6, 0.5), (6, 0.5)]
+    # what it was not evaluated near, or had not trained for yet, stays empty
+    table = format_ap_table([curve], [1, 3.9, 5.2, 7])
+    assert "| run |  | 0.250 | 0.500 (at 6.0) |  | 0.500 | 6.0 | 12 |" in table
     for axis in ("minutes", "step"):
         plot_runs([curve, curve], tmp_path / f"{axis}.png", x=axis, title="Title")
         assert (tmp_path / f"{axis}.png").stat().st_size > 1000
