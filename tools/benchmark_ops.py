@@ -13,7 +13,7 @@ Examples:
 
 Output:
   outputs/benchmark_ops (output_dir=): a table, .csv, .jsonl and .png by the name of the preset; the table on the
-  screen. The presets of docs/findings.md are in tools/benchmark_findings.py.
+  screen. scripts/benchmark_findings.sh runs the presets of docs/findings.md.
 """
 
 import itertools

@@ -62,7 +62,7 @@ def main(cfg: DictConfig) -> None:
         try:
             image = read_image(path, apply_exif=checkpoint.preprocessing["apply_exif"])
         except (ValueError, OSError) as error:
-            print(f"left out {error}")
+            print(f"left out {path}: {error}")
             continue
         batch = detection_batch([image], resize, pad_to=checkpoint.preprocessing["pad_to"]).to(context.device)
         with torch.no_grad(), precision.autocast(context.device), record_sampling(model) as layers:

@@ -48,6 +48,8 @@ def main(cfg: DictConfig) -> None:
         raise ValueError(f"video_fps must be above 0, or null for every frame; got {cfg.video_fps}")
     if cfg.top_k < 1 or cfg.batch_size < 1:
         raise ValueError(f"top_k and batch_size must be at least 1; got {cfg.top_k} and {cfg.batch_size}")
+    if not 0 <= cfg.threshold <= 1:
+        raise ValueError(f"threshold is a score in [0, 1], such as 0.3 for 30%; got {cfg.threshold}")
     context = start_process(cfg)
     source = Path(cfg.source).expanduser()
     video = video_info(source) if is_video(cfg.source) else None

@@ -125,7 +125,7 @@ def format_summary(summary: dict[str, Any], *, num_classes_listed: int = 20) -> 
     more = f", and {len(classes) - num_classes_listed} more" if len(classes) > num_classes_listed else ""
     lines = [
         f"images  {summary['images']}, {summary['images_without_boxes']} of them without boxes; side "
-        f"(least, median, largest) {_triple(summary['image_sizes_px'])} px",
+        f"(square root of the area; least, median, largest) {_triple(summary['image_sizes_px'])} px",
         f"boxes   {summary['boxes']}, {summary['crowd_boxes']} of them crowds; at most "
         f"{summary['max_boxes_an_image']} in an image; side {_triple(summary['box_sides_px'])} px",
         f"classes {len(classes)}: {shown}{more}",

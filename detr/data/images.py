@@ -52,7 +52,7 @@ def read_image(path: str | Path, *, apply_exif: bool = True) -> Tensor:
     except _PILLOW_ERRORS as error:
         raise ValueError(
             f"cannot read the image {path} ({error}). The file is truncated, broken or not an image: replace "
-            "it, or remove it from the annotations"
+            "it, or leave it out"
         ) from error
     return torch.from_numpy(pixels).permute(2, 0, 1)  # (h, w, 3) -> (3, h, w)
 

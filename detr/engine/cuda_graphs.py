@@ -42,7 +42,7 @@ class GraphedDetector(nn.Module):
         super().__init__()
         device = next(detector.parameters()).device
         if device.type != "cuda":
-            raise ValueError(f"cuda_graphs=true needs a CUDA device; got {device}. Set trainer.cuda_graphs=false")
+            raise ValueError(f"trainer.cuda_graphs=true needs a CUDA device; got {device}. Set it to false")
         self.detector = detector
         self.max_graphs = max_graphs
         self._pool = torch.cuda.graph_pool_handle()

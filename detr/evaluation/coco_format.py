@@ -224,6 +224,8 @@ def read_results(path: Path) -> list[CocoResult]:
 
 
 def _read_json(path: Path, what: str) -> Any:
+    if path.is_dir():
+        raise FileNotFoundError(f"{path} is a folder; give the {what} itself")
     if not path.is_file():
         raise FileNotFoundError(f"no {what} at {path} (looked in {path.absolute().parent}); check the path")
     try:

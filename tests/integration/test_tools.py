@@ -69,6 +69,7 @@ def test_train_evaluate_predict(tool: Tool, refused: Tool, tiny: tuple[str, ...]
         # the inputs are right, but the folder has other results
         (["threshold=0.9"], "Give the settings of that run, or another name= (such as name=found_2)"),
         (["treshold=0.9"], "did you mean threshold?"),
+        (["threshold=30"], "a score in [0, 1], such as 0.3 for 30%; got 30"),
     ):
         assert words in refused(*common, "output_dir=found", *overrides)
     assert "optimizer" not in refused(*common, "treshold=0.9")

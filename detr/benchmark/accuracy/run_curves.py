@@ -60,10 +60,13 @@ def read_run_curve(folder: Path, *, label: str | None = None, group: str | None 
         FileNotFoundError: It has no metrics.jsonl.
         ValueError: The log is damaged, or was written before logs held minutes.
     """
-    rows = read_metrics(folder / "metrics.jsonl")
+    log = folder / "metrics.jsonl"
+    if not log.is_file():
+        raise FileNotFoundError(f"runs={folder}: there is no {log}; give folders of tools/train.py")
+    rows = read_metrics(log)
     if any("train/minutes" not in row for row in rows):
         raise ValueError(
-            f"{folder / 'metrics.jsonl'} does not say how long the run had trained; it is of an older version. "
+            f"{log} does not say how long the run had trained; it is of an older version. "
             "Plots over minutes need a new run"
         )
     logs = [row for row in rows if row.get("train/loss") is not None]

@@ -279,6 +279,8 @@ def test_wrong_files(write: Write, tmp_path: Path):
     annotations, detections = write("gt.json", small_dataset()), write("dt.json", [])
     with pytest.raises(FileNotFoundError, match=r"no annotation file at .*nowhere\.json"):
         evaluate_files(tmp_path / "nowhere.json", detections)
+    with pytest.raises(FileNotFoundError, match=r"is a folder; give the annotation file itself"):
+        evaluate_files(tmp_path, detections)
     with pytest.raises(ValueError, match="A list is a detection file"):
         evaluate_files(detections, detections)
     with pytest.raises(ValueError, match="is an annotation file"):
