@@ -247,9 +247,7 @@ def test_curves_over_minutes(tmp_path: Path):
     for axis in ("minutes", "step"):
         plot_runs([curve, curve], tmp_path / f"{axis}.png", x=axis, title="Title")
         assert (tmp_path / f"{axis}.png").stat().st_size > 1000
-    with pytest.raises(
-        FileNotFoundError, match=r"runs=.*empty: there is no .*metrics\.jsonl"
-    ):
+    with pytest.raises(FileNotFoundError, match=r"runs=.*empty: there is no .*metrics\.jsonl"):
         read_run_curve(tmp_path / "empty")
     (tmp_path / "run" / "metrics.jsonl").write_text('{"step": 5, "train/loss": 3.0}\n')
     with pytest.raises(ValueError, match="does not say how long the run had trained"):
