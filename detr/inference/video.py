@@ -39,7 +39,7 @@ def video_info(path: Path) -> VideoInfo:
     """
     with _open(path) as container:
         stream = container.streams.video[0]
-        fps = float(stream.average_rate or stream.guessed_rate or 25)
+        fps = _frame_rate(stream)
         num_frames = stream.frames
         if not num_frames and container.duration:
             num_frames = round(container.duration / 1e6 * fps)
@@ -64,7 +64,7 @@ def read_frames(path: Path, *, fps: float | None = None, skipped: list[Skipped])
     with _open(path) as container:
         stream = container.streams.video[0]
         stream.thread_type = "AUTO"
-        rate = float(stream.average_rate or stream.guessed_rate or 25)
+        rate = _frame_rate(stream)
         due_s, index = 0.0, -1
         try:
             for index, frame in enumerate(container.decode(stream)):
@@ -141,6 +141,11 @@ def _open(path: Path) -> Any:
         container.close()
         raise ValueError(f"source={path} holds no pictures, only sound or text")
     return container
+
+
+def _frame_rate(stream: Any) -> float:
+    """Frames a second; 25 where the file does not say."""
+    return float(stream.average_rate or stream.guessed_rate or 25)
 
 
 def _upright(pixels: NDArray[np.uint8], rotation: int) -> NDArray[np.uint8]:
