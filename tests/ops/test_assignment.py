@@ -67,11 +67,12 @@ def test_kernel_compiles_for(architecture):
     assert "st.global" in compiled.asm["ptx"]
 
 
-@pytest.mark.parametrize("marked", [pytest.param(None, marks=on_gpu)])
 class TestOnTheGPU:
+    pytestmark = on_gpu
+
     @pytest.mark.parametrize("queries", [300, 900, 4096])
     @pytest.mark.parametrize("alike", [False, True])
-    def test_totals_equal_scipys(self, marked, queries, alike):
+    def test_totals_equal_scipys(self, queries, alike):
         torch.manual_seed(0)
         counts = torch.tensor([7, 0, 93, 1, 300, 40])
         cost = torch.randn(3, len(counts), queries, 310)
@@ -84,7 +85,7 @@ class TestOnTheGPU:
             torch.testing.assert_close(totals[0], totals[1], rtol=1e-12, atol=1e-9)
             assert len(set(mine[k, n, :count].tolist())) == count
 
-    def test_runs_repeat_and_nothing_waits(self, marked):
+    def test_runs_repeat_and_nothing_waits(self):
         cost, counts = torch.randn(6, 16, 300, 20, device="cuda"), torch.full((16,), 7, device="cuda")
         first = assign(cost, counts)
         torch.cuda.set_sync_debug_mode("error")
