@@ -9,7 +9,7 @@ set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 python=python
 [[ -x .venv/bin/python ]] && python=.venv/bin/python
-export OMP_NUM_THREADS=1 PYTHONPATH="$PWD"
+export OMP_NUM_THREADS=1 PYTHONPATH="$PWD${PYTHONPATH:+:$PYTHONPATH}"
 folder="$(mktemp -d)"
 trap 'rm -rf "$folder"' EXIT
 

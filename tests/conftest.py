@@ -23,6 +23,13 @@ def repository() -> Path:
 
 
 @pytest.fixture(scope="session")
+def environment() -> dict[str, str]:
+    """For processes that import this checkout, and what the caller's PYTHONPATH names."""
+    folders = [str(REPOSITORY), os.environ.get("PYTHONPATH", "")]
+    return {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(filter(None, folders))}
+
+
+@pytest.fixture(scope="session")
 def shared_dir() -> Path:
     """The folder of reference tensors and real data beside the checkout; tests skip where it is absent."""
     path = REPOSITORY.parent / "shared"
@@ -32,15 +39,15 @@ def shared_dir() -> Path:
 
 
 @pytest.fixture(scope="session")
-def interpret() -> Callable[[Path], None]:
+def interpret(environment: dict[str, str]) -> Callable[[Path], None]:
     """Runs a file of tests in a process that interprets Triton's kernels, without a GPU; its report is the message."""
     pytest.importorskip("triton", reason="Triton is for Linux")
 
     def run_cases(cases: Path) -> None:
-        settings = {"TRITON_INTERPRET": "1", "CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1"}
+        settings = {"TRITON_INTERPRET": "1", "CUDA_VISIBLE_DEVICES": ""}
         run = subprocess.run(
             [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", str(cases)],
-            env={**os.environ, **settings, "PYTHONPATH": str(REPOSITORY)},
+            env=environment | settings,
             capture_output=True,
             text=True,
             check=False,

@@ -1,7 +1,6 @@
 """Faults of scripts/prove_faults.sh that need no waiting: what they say, and that they cost at most an interval."""
 
 import json
-import os
 import subprocess
 import sys
 from pathlib import Path
@@ -20,10 +19,10 @@ FAULTS = {
 
 
 @pytest.fixture(scope="module")
-def outcomes(repository: Path) -> dict[str, Any]:
+def outcomes(environment: dict[str, str]) -> dict[str, Any]:
     finished = subprocess.run(
         [sys.executable, str(WORKER), "--json", *FAULTS],
-        env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(repository)},
+        env=environment,
         capture_output=True,
         text=True,
         timeout=280,

@@ -1,6 +1,5 @@
 """A few of the kills of scripts/prove_resume.sh."""
 
-import os
 import subprocess
 import sys
 from pathlib import Path
@@ -8,10 +7,10 @@ from pathlib import Path
 WORKER = Path(__file__).with_name("killed_runs.py")
 
 
-def test_killed_processes_lose_nothing(repository: Path):
+def test_killed_processes_lose_nothing(environment: dict[str, str]):
     finished = subprocess.run(
         [sys.executable, str(WORKER), "saving", "resume", "--kills", "2", "--world-sizes", "2"],
-        env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(repository)},
+        env=environment,
         capture_output=True,
         text=True,
         timeout=280,

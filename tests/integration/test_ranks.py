@@ -1,7 +1,6 @@
 """Several ranks do what one does: evaluation, stopping together, batch statistics, too few images."""
 
 import json
-import os
 import subprocess
 import sys
 from pathlib import Path
@@ -13,10 +12,10 @@ WORKER = Path(__file__).with_name("rank_cases.py")
 
 
 @pytest.fixture(scope="module")
-def report(repository: Path) -> dict[str, Any]:
+def report(environment: dict[str, str]) -> dict[str, Any]:
     finished = subprocess.run(
         [sys.executable, str(WORKER)],
-        env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(repository)},
+        env=environment,
         capture_output=True,
         text=True,
         timeout=280,

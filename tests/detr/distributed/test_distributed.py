@@ -1,7 +1,6 @@
 """Ranks, collectives and the launch environment."""
 
 import json
-import os
 import subprocess
 import sys
 from pathlib import Path
@@ -87,13 +86,13 @@ def test_auto_takes_the_cpu_where_there_is_no_gpu(no_launcher: None):
         assert distributed.init_distributed("auto").device == torch.device("cpu")
 
 
-def test_collectives_of_two_ranks(tmp_path: Path, repository: Path):
+def test_collectives_of_two_ranks(tmp_path: Path, environment: dict[str, str]):
     finished = subprocess.run(
         [
             *(sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2"),
             *(str(Path(__file__).with_name("two_ranks.py")), str(tmp_path)),
         ],
-        env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(repository)},
+        env=environment,
         capture_output=True,
         text=True,
         timeout=120,
@@ -116,11 +115,11 @@ def test_collectives_of_two_ranks(tmp_path: Path, repository: Path):
     assert reports[1]["gathered"] == []
 
 
-def test_ranks_that_torchrun_starts_again_find_each_other(repository: Path):
+def test_ranks_that_torchrun_starts_again_find_each_other(environment: dict[str, str]):
     # the store still holds where the dead ones listened: without a prefix of each attempt the new ones hang
     finished = subprocess.run(
         [sys.executable, str(Path(__file__).with_name("restarted_ranks.py"))],
-        env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(repository)},
+        env=environment,
         capture_output=True,
         text=True,
         timeout=120,

@@ -1,6 +1,5 @@
 """Two gloo ranks take the step that one rank takes with all images, accumulation included."""
 
-import os
 import subprocess
 import sys
 from pathlib import Path
@@ -13,10 +12,9 @@ WORKER = Path(__file__).with_name("two_ranks.py")
 
 
 @pytest.fixture(scope="module")
-def reports(tmp_path_factory: pytest.TempPathFactory, repository: Path) -> dict[str, Any]:
+def reports(tmp_path_factory: pytest.TempPathFactory, environment: dict[str, str]) -> dict[str, Any]:
     """What each rank of one and of two computed."""
     output_dir = tmp_path_factory.mktemp("two_ranks")
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(repository)}
     launch = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2"]
     for command in ([sys.executable], launch):
         finished = subprocess.run(

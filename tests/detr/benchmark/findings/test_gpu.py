@@ -1,6 +1,5 @@
 """The experiments of the findings on a GPU: right by the rule of the kernels, and presets that run."""
 
-import os
 import subprocess
 import sys
 
@@ -94,12 +93,12 @@ PRESETS = {
 
 
 @pytest.mark.parametrize("preset", PRESETS)
-def test_every_preset_runs_as_a_command(preset, tmp_path, repository):
+def test_every_preset_runs_as_a_command(preset, tmp_path, repository, environment):
     command = [sys.executable, "tools/benchmark_ops.py", f"benchmark={preset}", f"output_dir={tmp_path}"]
     run = subprocess.run(
         [*command, *PRESETS[preset]],
         cwd=repository,
-        env={**os.environ, "PYTHONPATH": str(repository)},
+        env=environment,
         capture_output=True,
         text=True,
         check=False,

@@ -81,14 +81,15 @@ def test_the_next_process_takes_what_was_tuned(tmp_path):
         return json.loads(done.stdout.splitlines()[-1]), done.stderr
 
     result, log = forward()
-    assert result["kernel"].endswith(", 2, 1, 6>")
+    assert result["kernel"].endswith(", 2, 1, 6, false>")
     assert result["passed"]
     assert result["source"] == f"tuned ({path.name}, no date)"
     assert "launch shapes of 1 shape classes come from" in log
     path.write_text(path.read_text().replace('"warps": 2', '"warps": 16'))
     result, log = forward()
     (launch_shape,) = shipped.cuda
-    numbers = f"{launch_shape.warps}, {launch_shape.unroll}, {launch_shape.min_blocks}>"
+    tiled = "true" if launch_shape.tile_px else "false"
+    numbers = f"{launch_shape.warps}, {launch_shape.unroll}, {launch_shape.min_blocks}, {tiled}>"
     assert result["kernel"].endswith(numbers)
     assert result["passed"]
     assert result["source"] is None

@@ -146,7 +146,7 @@ def test_waits_of_the_host_are_counted_with_their_place(monkeypatch):
     monkeypatch.setattr(step_kernels, "train_step", step)
     places = host_syncs(SimpleNamespace(device=torch.device("cuda", 0)), None)
     assert sorted(places.values()) == [1, 2]
-    assert all(place.startswith("detr/benchmark/steps/test_throughput.py:") for place in places)
+    assert all(place.startswith("benchmark/steps/test_throughput.py:") for place in places)
     assert torch.cuda.get_sync_debug_mode() == 0
 
 
