@@ -138,14 +138,14 @@ class TestOnTheGPU:
         for batch in make_batches() * 4:
             expected, result = train_step(plain, [batch]), train_step(graphed, [batch])
             torch.testing.assert_close(result.loss, expected.loss, rtol=tolerance, atol=0)
-            # fp16 skips steps until the loss is scaled well
-            assert torch.equal(result.skipped, expected.skipped)
-            if not expected.skipped:
+            # fp16 skips steps until the loss is scaled well; at the edge of its range rounding decides
+            assert precision == "fp16" or not (result.skipped or expected.skipped)
+            if not (result.skipped or expected.skipped):
                 num_finite += 1
                 mine, reference = (flat_gradient(state.detector) for state in (graphed, plain))
                 assert (mine - reference).norm() <= tolerance * reference.norm()
         assert graphed.graphs.num_graphs == 2
-        assert num_finite >= 4
+        assert num_finite >= 12
 
     def test_training_ends_where_plain_training_ends(self):
         states = [make_state(cuda_graphs=cuda_graphs) for cuda_graphs in (False, True)]
