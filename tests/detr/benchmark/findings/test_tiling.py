@@ -125,13 +125,23 @@ def test_counters_go_to_their_rows():
 
 def test_verdict():
     text = verdict([POINT, BLOCK])
-    assert text.startswith("reproduced: 1 x 16, 4w with 100% theoretical occupancy, 64 x 1, 2w with 31%")
-    assert "7.4x faster; claimed" in text
+    assert text.startswith("reproduced: bf16, 2 images: 1 x 16, 4w with 100% theoretical occupancy, ")
+    assert "64 x 1, 2w with 31% and 7.4x faster; claimed" in text
     assert verdict([POINT, replace(BLOCK, forward_ms=3.0)]).startswith("different")
     assert verdict([POINT, replace(BLOCK, theoretical_occupancy=1.0)]).startswith("different")
-    assert verdict([replace(POINT, forward_ms=None), BLOCK]) == "open: no times"
+    assert verdict([replace(POINT, forward_ms=None), BLOCK]) == "open: no times of bf16, 2 images"
+    assert verdict([]) == "open: no times"
     # another point-parallel tiling is no query-block
     assert "64 x 1, 2w" in verdict([POINT, replace(POINT, name="1 x 4, 1w", block_p=4, forward_ms=0.1), BLOCK])
+
+
+def test_verdict_compares_within_a_dtype():
+    """Full occupancy in fp32 is not set against the fastest tiling of bf16."""
+    single = [replace(POINT, dtype="fp32", forward_ms=9.0, theoretical_occupancy=1.0), replace(BLOCK, dtype="fp32")]
+    text = verdict([replace(POINT, theoretical_occupancy=0.9), replace(BLOCK, forward_ms=0.37), *single])
+    assert "bf16, 2 images: 1 x 16, 4w with 90% theoretical occupancy, 64 x 1, 2w with 31% and 10.0x faster" in text
+    assert "fp32, 2 images: 1 x 16, 4w with 100% theoretical occupancy, 64 x 1, 2w with 31% and 18.0x faster" in text
+    assert verdict([POINT, BLOCK, single[0], replace(single[1], forward_ms=9.0)]).startswith("different")
 
 
 def test_report(tmp_path):
