@@ -10,8 +10,8 @@ triton = pytest.importorskip("triton", reason="Triton is for Linux")
 
 
 @pytest.mark.skipif(
-    tuple(map(int, triton.__version__.split(".")[:2])) < (3, 8) and np.lib.NumpyVersion(np.__version__) >= "2.4.0",
-    reason="Triton before 3.8 does not interpret loops with run-time bounds beside NumPy 2.4",
+    tuple(map(int, triton.__version__.split(".")[:2])) < (3, 7) and np.lib.NumpyVersion(np.__version__) >= "2.4.0",
+    reason="Triton before 3.7 does not interpret loops with run-time bounds beside NumPy 2.4",
 )
 def test_the_experiment_through_the_interpreter(interpret):
     interpret(Path(__file__).with_name("tile_cases.py"))
