@@ -212,8 +212,6 @@ def rank_killed_under_torchrun(folder: Path) -> Outcome:
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2", "--max-restarts=1"]
     settings = ["experiment=debug_cpu", "data.size=64", "schedule.epochs=3", "trainer.save_every_steps=1"]
     output_dir = folder / "elastic"
-    folders = filter(None, [str(repository), os.environ.get("PYTHONPATH", "")])
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(folders)}
     settings += ["data.batch_size=1", f"output_dir={output_dir}"]
     with (folder / "elastic.log").open("w+") as log:
         process = subprocess.Popen(
@@ -226,7 +224,6 @@ def rank_killed_under_torchrun(folder: Path) -> Outcome:
             ],
             stdout=log,
             stderr=subprocess.STDOUT,
-            env=environment,
         )
         while not (output_dir / "step_00000003.pt").exists() and process.poll() is None:
             time.sleep(0.02)
