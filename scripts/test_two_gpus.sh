@@ -18,7 +18,7 @@ torchrun=("$python" -m torch.distributed.run --standalone --nproc_per_node="$gpu
 CUDA_VISIBLE_DEVICES=0 "$python" tests/integration/two_gpus.py "$folder" --steps 100
 "${torchrun[@]}" tests/integration/two_gpus.py "$folder"
 
-train=(tools/train.py experiment=debug_cpu device=cuda data.num_train_images=1600 schedule.epochs=2
+train=(tools/train.py experiment=debug_cpu device=cuda data.num_train_images=2000 schedule.epochs=2
     trainer.save_every_steps=null trainer.log_every=50 "output_dir=$folder/run")
 "${torchrun[@]}" "${train[@]}" &
 launcher=$!
