@@ -20,10 +20,10 @@ from detr.benchmark.findings import (
     npu_claims_report,
 )
 from detr.benchmark.findings.ncu import Counters, read_counters
-from detr.benchmark.findings.report import Origin
 from detr.benchmark.ops.inputs import OpCase
 from detr.benchmark.ops.measure import OpVariant, check_or_say_why, measure_workload
 from detr.benchmark.ops.row import OpRow, write_rows
+from detr.benchmark.origin import Origin
 from detr.models import Backbone, deformable_detr
 from ops import KernelConfig
 

@@ -20,7 +20,6 @@ import itertools
 import shlex
 import sys
 from collections.abc import Sequence
-from dataclasses import asdict
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -29,13 +28,13 @@ import torch
 from hydra.core.hydra_config import HydraConfig
 from omegaconf import DictConfig
 
-from detr.benchmark.findings.report import Origin
 from detr.benchmark.ops.fused import FusedRow, check_form, time_form, with_step_times
 from detr.benchmark.ops.fused_report import fused_markdown, plot_fused
 from detr.benchmark.ops.inputs import OpCase
 from detr.benchmark.ops.measure import OpVariant, measure_workload
 from detr.benchmark.ops.report import markdown_report, plot_report, plot_spread
 from detr.benchmark.ops.row import OpRow, write_rows
+from detr.benchmark.origin import Origin
 from detr.telemetry.environment import collect_environment, format_environment
 from ops.msda.tuning.device import device_tuning
 from tools.benchmark_findings import FINDINGS, launch_tilings_once, run_finding
@@ -66,11 +65,11 @@ def main(cfg: DictConfig) -> None:
         rows, report = run_finding(cfg, origin, picture)
     elif cfg.benchmark.case == "fused":
         rows = measure_fused_rows(cfg)
-        report = fused_markdown(rows, **asdict(origin))
+        report = fused_markdown(rows, origin)
         plot_fused(rows, picture, title=title)
     else:
         rows = measure_rows(cfg)
-        report = markdown_report(rows, **asdict(origin))
+        report = markdown_report(rows, origin)
         plot = plot_spread if len(cfg.benchmark.noise_px) > 1 else plot_report
         plot(rows, picture, title=title)
     (folder / f"{name}.md").write_text(report, encoding="utf-8")

@@ -2,7 +2,7 @@
 
 from hydra import compose, initialize_config_dir
 
-from detr.benchmark.findings.report import Origin
+from detr.benchmark.origin import Origin
 from tools.benchmark_findings import run_finding
 from tools.launcher import CONFIG_DIR
 

@@ -7,7 +7,8 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
 from detr.benchmark.findings.accumulators import EXPERIMENT, AccumulatorRow
-from detr.benchmark.findings.report import Origin, number, table
+from detr.benchmark.findings.report import number, table
+from detr.benchmark.origin import Origin
 
 # of float32's time: below this, emulation is no bottleneck
 _BOTTLENECK = 1.5

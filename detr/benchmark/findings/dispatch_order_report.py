@@ -8,7 +8,8 @@ from matplotlib.figure import Figure
 
 from detr.benchmark.findings.dispatch_order import ALPHA, OrderRow
 from detr.benchmark.findings.orders import ORDERS
-from detr.benchmark.findings.report import Origin, table
+from detr.benchmark.findings.report import table
+from detr.benchmark.origin import Origin
 
 
 def verdict(rows: Sequence[OrderRow]) -> str:

@@ -17,7 +17,8 @@ from matplotlib.figure import Figure
 from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 
-from detr.benchmark.findings.report import Origin, table
+from detr.benchmark.findings.report import table
+from detr.benchmark.origin import Origin
 from detr.models import DeformableDETR
 from detr.structures import ImageBatch
 from ops import MSDeformAttn

@@ -10,9 +10,10 @@ from pathlib import Path
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
-from detr.benchmark.findings.report import Origin, number, table
+from detr.benchmark.findings.report import number, table
 from detr.benchmark.ops.report import PLAIN
 from detr.benchmark.ops.row import OpRow
+from detr.benchmark.origin import Origin
 
 # (backend, accumulator) -> the saving that is claimed for the library's kernel of this kind
 CLAIMED_SAVINGS = {("cuda", "float32"): 0.71, ("triton", "native"): 0.88}

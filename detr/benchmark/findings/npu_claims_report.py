@@ -7,9 +7,10 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
 from detr.benchmark.findings.npu_claims import CLAIMED, TechniqueRow, ratios
-from detr.benchmark.findings.report import Origin, number, table
+from detr.benchmark.findings.report import number, table
 from detr.benchmark.ops.report import PLAIN
 from detr.benchmark.ops.row import OpRow
+from detr.benchmark.origin import Origin
 
 VENDOR = "Its 1.9x / 2.4x / 2.0x over the vendor's library cannot be measured without an NPU."
 # closer to its base than this a technique changes nothing

@@ -6,8 +6,9 @@ from pathlib import Path
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
-from detr.benchmark.findings.report import Origin, number, table
+from detr.benchmark.findings.report import number, table
 from detr.benchmark.findings.tiling import TilingRow
+from detr.benchmark.origin import Origin
 
 # the paper's two tilings on an A100: occupancy, share of the peak bandwidth; and how much faster the second is
 CLAIM = "85% occupancy with 5.1% of the bandwidth, 17% with 36.1% and 7.4x faster, on an A100"

@@ -7,18 +7,12 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
 from detr.benchmark.ops.fused import FusedRow
+from detr.benchmark.origin import Origin
 
 
-def fused_markdown(
-    rows: Sequence[FusedRow], *, title: str, command: str, environment: str, date: str, picture: str
-) -> str:
-    """A table a workload: time and memory of the eager forms over those of the fused one.
-
-    Args:
-        picture: Name of the plot, in the same folder.
-    """
-    lines = [f"# {title}", "", f"```\n$ {command}\n{environment}\n{'date':<8}  {date}\n```"]
-    lines += ["", f"![{title}]({picture})"]
+def fused_markdown(rows: Sequence[FusedRow], origin: Origin) -> str:
+    """A table a workload: time and memory of the eager forms over those of the fused one."""
+    lines = origin.lines()
     header = ["form", "forward + backward ms", "fused is faster", "saved MiB", "fused saves of it"]
     header += ["saved without value MiB", "fused saves of it", "peak MiB", "parity"]
     for workload in dict.fromkeys(row.workload for row in rows):

@@ -7,20 +7,14 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
 from detr.benchmark.ops.row import OpRow
+from detr.benchmark.origin import Origin
 
 PEER, PLAIN = "deformops", "grid_sample"
 
 
-def markdown_report(
-    rows: Sequence[OpRow], *, title: str, command: str, environment: str, date: str, picture: str
-) -> str:
-    """A table a workload, with ratios to the peer in the same accumulator and to eager grid_sample.
-
-    Args:
-        picture: Name of the plot, in the same folder.
-    """
-    lines = [f"# {title}", "", f"```\n$ {command}\n{environment}\n{'date':<8}  {date}\n```"]
-    lines += ["", f"![{title}]({picture})"]
+def markdown_report(rows: Sequence[OpRow], origin: Origin) -> str:
+    """A table a workload, with ratios to the peer in the same accumulator and to eager grid_sample."""
+    lines = origin.lines()
     for workload in dict.fromkeys(row.workload for row in rows):
         case, batch_size, noise_px, dtype = workload
         spread = f", offsets +- {noise_px:g} px" if case == "encoder" else ""

@@ -24,7 +24,7 @@ from detr.benchmark.findings.point_kernels import (
     laid_out,
     taken_back,
 )
-from detr.benchmark.findings.report import Origin
+from detr.benchmark.origin import Origin
 from ops.msda.cuda.compiler import compile_kernel, compile_ptx
 from ops.testing import Case, random_problem, run_reference
 

@@ -9,7 +9,7 @@ import torch
 from detr.benchmark.findings.dispatch_order import OrderCase, OrderRow, corrected, permuted, with_comparisons
 from detr.benchmark.findings.dispatch_order_report import markdown, plot, verdict
 from detr.benchmark.findings.orders import ORDERS, dispatch_order
-from detr.benchmark.findings.report import Origin
+from detr.benchmark.origin import Origin
 from ops import ms_deform_attn
 from ops.testing import Case, random_problem
 

@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from detr.benchmark.findings import flops, memory
-from detr.benchmark.findings.report import Origin
 from detr.benchmark.ops.row import OpRow
+from detr.benchmark.origin import Origin
 from detr.models import Backbone, deformable_detr
 from ops import KernelConfig, MSDeformAttn
 

@@ -14,8 +14,8 @@ from detr.benchmark.findings.npu_claims_report import (
     technique_verdicts,
 )
 from detr.benchmark.findings.point_kernels import Technique
-from detr.benchmark.findings.report import Origin
 from detr.benchmark.ops.row import OpRow
+from detr.benchmark.origin import Origin
 
 ORIGIN = Origin("T", "python x", "gpu  H", "2026-01-02", "p.png")
 PLAIN = OpRow(

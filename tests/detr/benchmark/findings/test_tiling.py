@@ -13,10 +13,10 @@ pytest.importorskip("triton", reason="Triton is for Linux")
 
 from detr.benchmark.findings.ncu import Counters, ncu_command, parse_ncu_csv, read_counters
 from detr.benchmark.findings.occupancy import MULTIPROCESSORS, Resources, theoretical_occupancy
-from detr.benchmark.findings.report import Origin
 from detr.benchmark.findings.tile_kernel import Tiling
 from detr.benchmark.findings.tiling import DRAM, DRAM_SHARE, L2, METRICS, OCCUPANCY, TilingRow, with_counters
 from detr.benchmark.findings.tiling_report import markdown, plot, verdict
+from detr.benchmark.origin import Origin
 
 ORIGIN = Origin("T", "python x", "gpu  H", "2026-01-02", "p.png")
 HOPPER = MULTIPROCESSORS[9, 0]

@@ -9,6 +9,7 @@ import torch
 from detr.benchmark.ops.fused import FORMS, FusedRow, StepInForm, attend_in_form, recorded_storages, with_step_times
 from detr.benchmark.ops.fused_report import fused_markdown, plot_fused
 from detr.benchmark.ops.row import write_rows
+from detr.benchmark.origin import Origin
 from ops.testing import Case, random_problem
 
 FUSED = FusedRow(8, "bf16", "cuda", "fused", "ok", True, 3.0, 2.9, 3.1, 400.0, 90.0, 500.0)
@@ -68,9 +69,7 @@ def test_a_row_names_its_form_and_backend(problem):
 def test_report_holds_the_ratios(tmp_path):
     failed = FusedRow(2, "fp32", "cuda", "fused", "error bound missed: output", verified=False)
     rows = [EAGER, FUSED, failed, replace(EAGER, batch_size=2, dtype="fp32")]
-    report = fused_markdown(
-        rows, title="T", command="python x", environment="gpu  H", date="2026-01-02", picture="p.png"
-    )
+    report = fused_markdown(rows, Origin("T", "python x", "gpu  H", "2026-01-02", "p.png"))
     (line,) = [line for line in report.splitlines() if line.startswith("| eager | 6.600") and "2.20x" in line]
     assert [cell.strip() for cell in line.split("|")][3:9] == ["2.20x", "500.0", "80%", "200.0", "45%", "900"]
     assert "| fused | 3.000 [2.900, 3.100] |  | 400.0 |" in report

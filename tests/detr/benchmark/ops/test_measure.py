@@ -11,6 +11,7 @@ from detr.benchmark.ops.inputs import ENCODER_SHAPES, OpCase, compulsory_bytes, 
 from detr.benchmark.ops.measure import OpVariant
 from detr.benchmark.ops.report import markdown_report, plot_report, plot_spread
 from detr.benchmark.ops.row import OpRow, write_rows
+from detr.benchmark.origin import Origin
 from ops.timing import Timing, num_rotated
 
 CPU = torch.device("cpu")
@@ -82,9 +83,7 @@ def test_timing_is_the_median_with_percentiles():
 
 
 def test_report_holds_the_ratios_and_the_reasons(tmp_path):
-    report = markdown_report(
-        ROWS, title="T", command="python x", environment="gpu  H", date="2026-01-02", picture="p.png"
-    )
+    report = markdown_report(ROWS, Origin("T", "python x", "gpu  H", "2026-01-02", "p.png"))
     (line,) = [line for line in report.splitlines() if line.startswith("| cuda float32")]
     cells = [cell.strip() for cell in line.split("|")]
     # half the peer's time forward and backward, 20 times grid_sample
