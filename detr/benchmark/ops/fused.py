@@ -3,12 +3,14 @@
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from functools import partial
 from statistics import median
 
 import torch
 from torch import Tensor
 
 from detr.benchmark.ops.inputs import DTYPES, OpCase, compulsory_bytes, make_fused_inputs
+from detr.benchmark.ops.measure import OpVariant
 from ops import KernelConfig, ms_deform_attn, ms_deform_attn_fused
 from ops.msda.problem import Gradients, Problem
 from ops.testing import Case as ParityCase
@@ -16,8 +18,8 @@ from ops.testing import expectation, random_problem
 from ops.timing import Timing, num_rotated, time_cuda
 
 # eager: softmax in float32, as autocast has it; eager_cast: its result cast to the dtype of value besides, as other
-# implementations of the operator ask for
-FORMS = ("fused", "eager", "eager_cast")
+# implementations of the operator ask for; eager_deformops: likewise, before the kernels of deformops
+FORMS = ("fused", "eager", "eager_cast", "eager_deformops")
 _PARITY = ParityCase(N=2, M=8, Lq=3195, shapes=((40, 60), (20, 30), (10, 15), (5, 8)), form=2)
 
 
@@ -62,6 +64,7 @@ def attend_in_form(form: str, problem: Problem, backend: str) -> Callable[[Tenso
 
     Raises:
         ValueError: An unknown form, or `auto`, which would not say what was measured.
+        ImportError: The form needs deformops, which is not installed.
     """
     if form not in FORMS or backend == "auto":
         raise ValueError(f"a row needs a form of {', '.join(FORMS)} and a named backend; got {form!r} and {backend!r}")
@@ -72,17 +75,27 @@ def attend_in_form(form: str, problem: Problem, backend: str) -> Callable[[Tenso
         return lambda value, offsets, logits: ms_deform_attn_fused(
             value, shapes, points, offsets, logits, kernel=kernel
         )
+    if form == "eager_deformops":
+        attend = OpVariant("deformops").function(problem)
+    else:
+        attend = partial(_attend, shapes=shapes, kernel=kernel)
     sides = torch.tensor([(W, H) for H, W in shapes], device=points.device, dtype=points.dtype)[:, None]  # (L, 1, 2)
     anchors = points[:, :, None, :, None]  # (N, Lq, 1, L, 1, 2)
 
     def eager(value: Tensor, offsets: Tensor, logits: Tensor) -> Tensor:
         locations = anchors + offsets / sides  # (N, Lq, M, L, P, 2)
         weights = logits.flatten(-2).softmax(-1, dtype=torch.float32).view(logits.shape)  # (N, Lq, M, L, P)
-        if form == "eager_cast":
+        if form != "eager":
             weights = weights.to(value.dtype)
-        return ms_deform_attn(value, shapes, locations, weights, kernel=kernel)
+        return attend(value, locations, weights)
 
     return eager
+
+
+def _attend(
+    value: Tensor, locations: Tensor, weights: Tensor, *, shapes: tuple[tuple[int, int], ...], kernel: KernelConfig
+) -> Tensor:
+    return ms_deform_attn(value, shapes, locations, weights, kernel=kernel)
 
 
 class StepInForm:
@@ -135,7 +148,10 @@ def check_form(case: OpCase, dtype_name: str, backend: str, form: str, *, seed: 
         if missed:
             return replace(row, status="error bound missed: " + "; ".join(missed), verified=False)
         row = replace(row, verified=True)
-    step = StepInForm(form, *make_fused_inputs(case, dtype, device, seed=seed), backend)
+    try:
+        step = StepInForm(form, *make_fused_inputs(case, dtype, device, seed=seed), backend)
+    except ImportError as error:
+        return replace(row, status=f"not run: {error}")
     total, without_value = saved_bytes(step)
     return replace(
         row, saved_mib=total / 2**20, saved_inputs_mib=without_value / 2**20, peak_mib=_peak_bytes(step) / 2**20

@@ -25,10 +25,11 @@ def fused_markdown(rows: Sequence[FusedRow], origin: Origin) -> str:
         "",
         "An encoder's call, gradients of value, offsets and logits. `eager`: softmax and sampling locations in "
         "PyTorch, both float32 as autocast has them, before the same kernels; `eager_cast`: weights cast to the dtype "
-        "of value besides, which other implementations need. Saved is what autograd keeps from forward to backward, "
-        "each storage once (saved_tensors_hooks); percentages are what the fused form saves of the row's. Peak is what "
-        "the allocator held above the inputs. Medians of CUDA events, 20th and 80th percentiles in brackets; inputs "
-        "rotate past the L2. The fused form met its error bound before it was timed.",
+        "of value besides, which other implementations need; `eager_deformops`: that before the kernels of deformops. "
+        "Saved is what autograd keeps from forward to backward, each storage once (saved_tensors_hooks); percentages "
+        "are what the fused form saves of the row's. Peak is what the allocator held above the inputs. Medians of CUDA "
+        "events, 20th and 80th percentiles in brackets; inputs rotate past the L2. The fused form met its error bound "
+        "before it was timed.",
         "",
     ]
     return "\n".join(lines)

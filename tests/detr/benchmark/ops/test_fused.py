@@ -1,15 +1,28 @@
 """The fused form's benchmark without a GPU: its forms compute the same, and what is saved is counted once."""
 
 import csv
+import math
+import sys
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 import torch
 
-from detr.benchmark.ops.fused import FORMS, FusedRow, StepInForm, attend_in_form, recorded_storages, with_step_times
+from detr.benchmark.ops.fused import (
+    FORMS,
+    FusedRow,
+    StepInForm,
+    attend_in_form,
+    check_form,
+    recorded_storages,
+    with_step_times,
+)
 from detr.benchmark.ops.fused_report import fused_markdown, plot_fused
+from detr.benchmark.ops.inputs import OpCase
 from detr.benchmark.ops.row import write_rows
 from detr.benchmark.origin import Origin
+from ops.msda.reference import ms_deform_attn_reference
 from ops.testing import Case, random_problem
 
 FUSED = FusedRow(8, "bf16", "cuda", "fused", "ok", True, 3.0, 2.9, 3.1, 400.0, 90.0, 500.0)
@@ -45,6 +58,35 @@ def test_softmax_is_in_float32(monkeypatch):
     assert seen == {"eager": (torch.float32, torch.float32), "eager_cast": (torch.float32, torch.bfloat16)}
 
 
+def test_the_peer_gets_weights_in_the_dtype_of_value(monkeypatch):
+    seen = {}
+
+    def msda(value, sizes, starts, locations, weights, *, backend, fp32acc):
+        seen.update(dtypes=(value.dtype, locations.dtype, weights.dtype), starts=starts.tolist(), fp32acc=fp32acc)
+        shapes = [tuple(size) for size in sizes.tolist()]
+        weights = weights.view(*weights.shape[:3], len(shapes), -1)
+        output = ms_deform_attn_reference(value, shapes, locations, weights)
+        return output.view(*output.shape[:2], value.shape[2], -1)
+
+    registry = SimpleNamespace(Backend=SimpleNamespace(TRITON="triton"), msda=msda)
+    monkeypatch.setitem(sys.modules, "deformops", SimpleNamespace(registry=registry))
+    monkeypatch.setitem(sys.modules, "deformops.registry", registry)
+    inputs, grad_output = random_problem(Case(form=2), torch.bfloat16)
+    output = StepInForm("eager_deformops", inputs, grad_output, "reference").forward()
+    torch.testing.assert_close(output, StepInForm("eager_cast", inputs, grad_output, "reference").forward())
+    assert seen["dtypes"] == (torch.bfloat16, torch.float32, torch.bfloat16)
+    assert seen["starts"][:2] == [0, math.prod(inputs.spatial_shapes[0])]
+    assert seen["fp32acc"]
+
+
+def test_a_missing_peer_is_a_row_with_its_reason(monkeypatch, problem):
+    monkeypatch.setitem(sys.modules, "deformops", None)
+    monkeypatch.setattr("detr.benchmark.ops.fused.make_fused_inputs", lambda *args, **kwargs: problem)
+    row = check_form(OpCase("encoder", 2), "bf16", "cuda", "eager_deformops", seed=0)
+    assert row.status.startswith("not run: ")
+    assert "deformops" in row.status
+
+
 def test_saved_storages_are_counted_once():
     x = torch.rand(100, requires_grad=True)
     with recorded_storages() as storages:
@@ -60,9 +102,9 @@ def test_saved_storages_are_counted_once():
 
 
 def test_a_row_names_its_form_and_backend(problem):
-    assert FORMS == ("fused", "eager", "eager_cast")
+    assert FORMS == ("fused", "eager", "eager_cast", "eager_deformops")
     for form, backend in (("flash", "cuda"), ("fused", "auto")):
-        with pytest.raises(ValueError, match="a row needs a form of fused, eager, eager_cast and a named backend"):
+        with pytest.raises(ValueError, match=f"a row needs a form of {', '.join(FORMS)} and a named backend"):
             attend_in_form(form, problem[0], backend)
 
 
