@@ -94,7 +94,8 @@ def tune(cfg: DictConfig, device: Device) -> Iterator[ClassResult]:
     """Tune the shape classes of the configuration, one after the other."""
     settings: TuneSettings = instantiate(cfg.search)
     cuda = torch.device("cuda", torch.cuda.current_device())
-    case = OpCase("encoder", cfg.batch_size, cfg.noise_px, cfg.num_queries, cfg.num_heads, cfg.head_dim, cfg.num_points)
+    head = (cfg.num_queries, cfg.num_heads, cfg.head_dim, cfg.num_points)
+    cases = [OpCase("encoder", cfg.batch_size, float(noise_px), *head) for noise_px in cfg.noise_px]
     for regime, dtype_name, (direction, sums) in itertools.product(cfg.regimes, cfg.dtypes, passes(cfg)):
         dtype = DTYPES[dtype_name]
         if sums == "native" and dtype == torch.float32:
@@ -105,7 +106,8 @@ def tune(cfg: DictConfig, device: Device) -> Iterator[ClassResult]:
         if not backends:
             raise ValueError(f"none of {', '.join(cfg.backends)} runs here: {'; '.join(reasons)}")
         bench = KernelBench(
-            tune_case(regime, case, device.multiprocessors),
+            # only an encoder's samples have a spread
+            [tune_case(regime, case, device.multiprocessors) for case in (cases if regime == "encoder" else cases[:1])],
             dtype,
             direction,
             sums,

@@ -1,6 +1,6 @@
 """Running the candidates of a shape class on the GPU: right first, then fast."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 import torch
@@ -42,7 +42,8 @@ class KernelBench:
     """A shape class on a device, in the fused form with offsets and logits of the dtype of value.
 
     Args:
-        case: From `tune_case`.
+        cases: From `tune_case`, all of one class: launch shapes are timed over all of them, since what suits one spread
+            of the offsets may be slower at the others.
         dtype: Of value.
         direction, sums: See `ShapeClass`.
         multiprocessors: Of the device.
@@ -53,7 +54,7 @@ class KernelBench:
 
     def __init__(
         self,
-        case: OpCase,
+        cases: Sequence[OpCase],
         dtype: torch.dtype,
         direction: Direction,
         sums: Sums | None,
@@ -65,16 +66,33 @@ class KernelBench:
         self._direction = direction
         self._accumulator: Accumulator = "native" if sums == "native" else "float32"
         self._deterministic = sums == "fixed"
-        first = make_fused_inputs(case, dtype, device, seed=seed)
-        num_copies = num_rotated(compulsory_bytes(first[0], backward=False))
-        self._inputs = [first, *(make_fused_inputs(case, dtype, device, seed=seed + i) for i in range(1, num_copies))]
-        problem, P = first[0], case.num_points
-        self.kind: ShapeClass = shape_class(
-            direction, dtype, problem.value.shape, problem.Lq, problem.spatial_shapes, P, sums, multiprocessors
-        )
+        self._inputs = [_rotated_inputs(case, dtype, device, seed) for case in cases]
+        kinds = {
+            shape_class(
+                direction,
+                dtype,
+                problem.value.shape,
+                problem.Lq,
+                problem.spatial_shapes,
+                cases[0].num_points,
+                sums,
+                multiprocessors,
+            )
+            for (problem, _), *_ in self._inputs
+        }
+        if len(kinds) != 1:
+            raise ValueError(f"one bench times one shape class; its cases are of {len(kinds)}")
+        self.kind: ShapeClass = kinds.pop()
         num_queries = {"encoder": _PARITY_CELLS, "decoder": 300, "other": _PARITY_CELLS - 1}[self.kind.regime]
         parity = ParityCase(
-            N=2, Lq=num_queries, M=case.num_heads, D=case.head_dim, P=P, shapes=_PARITY_SHAPES, form=2, padded=True
+            N=2,
+            Lq=num_queries,
+            M=cases[0].num_heads,
+            D=cases[0].head_dim,
+            P=cases[0].num_points,
+            shapes=_PARITY_SHAPES,
+            form=2,
+            padded=True,
         )
         self._parity = random_problem(parity, dtype, device=device, seed=seed)
         self._expected = expectation(*self._parity, self._accumulator)
@@ -98,8 +116,14 @@ class KernelBench:
         return None
 
     def time_ms(self, candidate: Candidate, num_iterations: int) -> list[float]:
-        calls = [self._call(candidate, *inputs) for inputs in self._inputs]
-        return time_cuda(calls, num_warmup=_NUM_WARMUP, num_iterations=num_iterations)
+        """Milliseconds of each call, the mean over the cases."""
+        samples_ms = [
+            time_cuda(
+                [self._call(candidate, *one) for one in inputs], num_warmup=_NUM_WARMUP, num_iterations=num_iterations
+            )
+            for inputs in self._inputs
+        ]
+        return [sum(calls) / len(calls) for calls in zip(*samples_ms, strict=True)]
 
     def _call(self, candidate: Candidate, problem: Problem, grad_output: Tensor) -> Callable[[], tuple[Tensor, ...]]:
         """The pass as a call that returns its results."""
@@ -109,6 +133,13 @@ class KernelBench:
         return lambda: module.backward(
             problem, grad_output, _NEEDS, self._accumulator, self._deterministic, launch_shapes
         )
+
+
+def _rotated_inputs(case: OpCase, dtype: torch.dtype, device: torch.device, seed: int) -> list[tuple[Problem, Tensor]]:
+    """Problems with gradients of their outputs, so many that together they pass the L2."""
+    first = make_fused_inputs(case, dtype, device, seed=seed)
+    num_copies = num_rotated(compulsory_bytes(first[0], backward=False))
+    return [first, *(make_fused_inputs(case, dtype, device, seed=seed + i) for i in range(1, num_copies))]
 
 
 def _results(result: tuple[Tensor, ...]) -> tuple[Tensor | None, Gradients]:

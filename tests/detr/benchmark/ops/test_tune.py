@@ -192,7 +192,7 @@ class TestParityGate:
         monkeypatch.setattr(tune_bench, "backend_module", lambda name: stand)
         case = OpCase("decoder", 1, num_queries=5, num_heads=2, head_dim=4)
         bench = tune_bench.KernelBench(
-            case, torch.float32, direction, sums, device=torch.device("cpu"), multiprocessors=1, seed=0
+            [case], torch.float32, direction, sums, device=torch.device("cpu"), multiprocessors=1, seed=0
         )
         assert bench.kind == ShapeClass(direction, 4, sums, "decoder", 4, False)
         return bench.failure(Candidate("cuda", (self.SHAPE,)))
@@ -213,6 +213,28 @@ class TestParityGate:
 
     def test_a_deterministic_one_must_repeat_itself(self, monkeypatch):
         assert "two runs differ" in self.failure(monkeypatch, self.Stand(), "backward", "fixed")
+
+
+class TestSpreads:
+    def bench(self, *cases):
+        return tune_bench.KernelBench(
+            cases, torch.float32, "forward", None, device=torch.device("cpu"), multiprocessors=1, seed=0
+        )
+
+    def test_times_are_means_over_the_cases(self, monkeypatch):
+        """A launch shape that is fast at one spread of the offsets may be slow at the others."""
+        timed = iter(([1.0, 2.0], [3.0, 6.0]))
+        monkeypatch.setattr(tune_bench, "time_cuda", lambda calls, **counts: next(timed))
+        monkeypatch.setattr(tune_bench, "backend_module", lambda name: None)
+        bench = self.bench(*(OpCase("decoder", 1, noise_px=noise_px, num_queries=5) for noise_px in (0.5, 4.0)))
+        assert bench.time_ms(Candidate("cuda", ()), 2) == [2.0, 4.0]
+
+    def test_cases_of_two_classes_are_refused(self):
+        with pytest.raises(ValueError, match="its cases are of 2"):
+            self.bench(OpCase("decoder", 1, num_queries=5), OpCase("decoder", 1, num_queries=5000))
+
+    def test_an_encoder_is_tuned_at_several(self):
+        assert len(set(config().noise_px)) > 1
 
 
 def test_report_names_the_winner_and_what_is_shipped():
@@ -298,7 +320,8 @@ class TestCommand:
     @pytest.fixture(autouse=True)
     def stand_in(self, monkeypatch):
         class Bench(FakeBench):
-            def __init__(self, case, dtype, direction, sums, **options):
+            def __init__(self, cases, dtype, direction, sums, **options):
+                (case, *_) = cases
                 super().__init__(gains={BEST_SCATTER: 0.3})
                 self.kind = ShapeClass(direction, dtype.itemsize, sums, "encoder", case.head_dim, case.head_dim == 32)
 
