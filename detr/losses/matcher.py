@@ -5,7 +5,7 @@ Shapes: K layers, N images, Lq queries, C classes, T the most boxes of any image
 
 import logging
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal, get_args
 
 import numpy as np
@@ -17,6 +17,7 @@ from torchvision.ops import box_convert
 
 from detr.boxes import paired_generalized_box_iou
 from detr.dtypes import at_least_float32
+from detr.losses.candidates import cheapest_candidates
 from detr.losses.matches import Matches, assign_on_device, matches_from_host
 from detr.losses.padded_targets import PaddedTargets
 from detr.telemetry.host_copy import HostCopy
@@ -44,6 +45,7 @@ class MatchingProblem:
 class HungarianMatcher(nn.Module):
     """Cheapest one-to-one assignment by class, L1 and generalised IoU (recipe, section 5.1).
 
+    Only queries that a cheapest assignment can need take part (`detr.losses.candidates`).
     With solver="host" the costs of all layers go to the host in one copy, the only point of a training step where the
     host waits for the device; scipy solves them there. With solver="device" they stay (`ops.assign`), and nothing
     waits: costs that are not finite are then reported at the next call.
@@ -99,20 +101,21 @@ class HungarianMatcher(nn.Module):
             self._warn_if_crowded(problem)
         if self.solver == "device":
             return self._match_on_device(problems)
-        costs = [self.cost(problem) for problem in problems]
-        # target faults ride along in the one copy: by themselves they would cost more stalls
+        found = [self._candidates(problem) for problem in problems]
+        # what is faulty rides along in the one copy: by itself it would cost more stalls
         parts = [
-            part.to(costs[0].dtype).flatten()
-            for cost, problem in zip(costs, problems, strict=True)
-            for part in (cost, *_target_faults(problem))
+            part.to(found[0].cost.dtype).flatten()
+            for candidates, problem in zip(found, problems, strict=True)
+            for part in (candidates.cost, candidates.num_nonfinite, *_target_faults(problem))
         ]
         host_parts = np.split(torch.cat(parts).cpu().numpy(), np.cumsum([part.numel() for part in parts])[:-1])
         matches = []
-        for index, (cost, problem) in enumerate(zip(costs, problems, strict=True)):
-            host_cost, bad_labels, bad_boxes = host_parts[3 * index : 3 * index + 3]
+        for index, (candidates, problem) in enumerate(zip(found, problems, strict=True)):
+            host_cost, num_bad, bad_labels, bad_boxes = host_parts[4 * index : 4 * index + 4]
             _raise_on_faults(bad_labels, bad_boxes, problem)
-            table = self._solve(host_cost.reshape(cost.shape), problem)
-            matches.append(matches_from_host(table, cost.device))
+            self._warn_if_nonfinite(num_bad, candidates.num_costs, problem.targets.image_ids)
+            table = _solve_on_host(host_cost.reshape(candidates.cost.shape), problem.targets.counts)
+            matches.append(candidates.of_queries(matches_from_host(table, problem.logits.device)))
         return matches
 
     def _match_on_device(self, problems: Sequence[MatchingProblem]) -> list[Matches]:
@@ -126,17 +129,22 @@ class HungarianMatcher(nn.Module):
             self._warn_if_nonfinite(report.read().numpy(), num_costs, image_ids)
         matches = []
         for problem in problems:
-            cost, num_bad = self._finite_on_device(self.cost(problem))
-            self._nonfinite_reports.append((HostCopy(num_bad), cost.numel(), problem.targets.image_ids))
-            matches.append(assign_on_device(cost, problem.targets.counts))
+            candidates = self._candidates(problem)
+            self._nonfinite_reports.append(
+                (HostCopy(candidates.num_nonfinite), candidates.num_costs, problem.targets.image_ids)
+            )
+            matches.append(candidates.of_queries(assign_on_device(candidates.cost, problem.targets.counts)))
         return matches
+
+    def _candidates(self, problem: MatchingProblem) -> "_Candidates":
+        cost, num_nonfinite = self._finite(self.cost(problem))
+        num_costs = cost.numel()
+        return _Candidates(*cheapest_candidates(cost), num_nonfinite, num_costs)
 
     def compile_arithmetic(self) -> None:
         """Run the costs through torch.compile from now on, for any numbers of boxes."""
         self.cost = torch.compile(self.cost, fullgraph=True, dynamic=True)  # type: ignore[method-assign]
-        self._finite_on_device = torch.compile(  # type: ignore[method-assign]
-            self._finite_on_device, fullgraph=True, dynamic=True
-        )
+        self._finite = torch.compile(self._finite, fullgraph=True, dynamic=True)  # type: ignore[method-assign]
 
     def cost(self, problem: MatchingProblem) -> Tensor:
         """Cost (K, N, Lq, T) of giving each box to each query, float32 at least."""
@@ -159,31 +167,9 @@ class HungarianMatcher(nn.Module):
         )
         return self.cost_class * (positive - negative) + self.cost_bbox * distance - self.cost_giou * giou
 
-    def _solve(self, cost: NDArray[np.floating], problem: MatchingProblem) -> NDArray[np.int64]:
-        """The table that `matches_from_host` takes."""
-        cost = self._finite(cost, problem.targets)
-        num_layers, _, num_queries, _ = cost.shape
-        counts = problem.targets.counts
-        queries: list[NDArray[np.int64]] = []
-        rows: list[NDArray[np.int64]] = []
-        for layer in range(num_layers):
-            pairs = [linear_sum_assignment(cost[layer, index, :, :count]) for index, count in enumerate(counts)]
-            queries.append(np.concatenate([pair[0] for pair in pairs]))
-            rows.append(np.concatenate([pair[1] for pair in pairs]))
-        images = np.repeat(np.arange(len(counts)), [min(count, num_queries) for count in counts])
-        return np.stack([images, *queries, *rows]).astype(np.int64)
-
-    def _finite(self, costs: NDArray[np.floating], targets: PaddedTargets) -> NDArray[np.floating]:
-        """Costs that scipy accepts: what is not finite becomes dearer than all that is."""
-        finite = np.isfinite(costs)
-        if finite.all():
-            return costs
-        self._warn_if_nonfinite((~finite).sum((0, 2, 3)), costs.size, targets.image_ids)
-        worst = costs[finite].max(initial=0.0)
-        return np.where(finite, costs, worst + 1.0)
-
-    def _finite_on_device(self, costs: Tensor) -> tuple[Tensor, Tensor]:
-        """The same on the device; and how many of each image were not finite, (N,) int64."""
+    def _finite(self, costs: Tensor) -> tuple[Tensor, Tensor]:
+        """Costs that can be solved: what is not finite becomes dearer than all that is; and how many of each image
+        were not, (N,) int64."""
         finite = costs.isfinite()
         worst = costs.where(finite, 0).amax().clamp(min=0) if costs.numel() else costs.new_zeros(())
         return costs.where(finite, worst + 1), finite.logical_not().sum((0, 2, 3))
@@ -216,6 +202,43 @@ class HungarianMatcher(nn.Module):
             num_queries,
             most,
         )
+
+
+@dataclass(frozen=True)
+class _Candidates:
+    """The queries of a problem that can be matched.
+
+    Attributes:
+        cost: (K, N, R, T), finite.
+        queries: (K, N, R) int64, which they are; None: all, in order.
+        num_nonfinite: (N,) int64, costs of each image that were not finite.
+        num_costs: Of all queries and boxes.
+    """
+
+    cost: Tensor
+    queries: Tensor | None
+    num_nonfinite: Tensor
+    num_costs: int
+
+    def of_queries(self, matches: Matches) -> Matches:
+        """`matches` of candidates as those of queries."""
+        if self.queries is None:
+            return matches
+        layer = torch.arange(len(self.queries), device=self.queries.device)[:, None]  # (K, 1), broadcasts to (K, R)
+        return replace(matches, query=self.queries[layer, matches.image, matches.query])
+
+
+def _solve_on_host(cost: NDArray[np.floating], counts: Sequence[int]) -> NDArray[np.int64]:
+    """The table that `matches_from_host` takes, of costs (K, N, R, T)."""
+    num_queries = cost.shape[2]
+    queries: list[NDArray[np.int64]] = []
+    rows: list[NDArray[np.int64]] = []
+    for of_layer in cost:
+        pairs = [linear_sum_assignment(of_layer[index, :, :count]) for index, count in enumerate(counts)]
+        queries.append(np.concatenate([pair[0] for pair in pairs]))
+        rows.append(np.concatenate([pair[1] for pair in pairs]))
+    images = np.repeat(np.arange(len(counts)), [min(count, num_queries) for count in counts])
+    return np.stack([images, *queries, *rows]).astype(np.int64)
 
 
 def _target_faults(problem: MatchingProblem, *, on_host: bool = False) -> tuple[Tensor, Tensor]:
