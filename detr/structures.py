@@ -4,14 +4,14 @@ Shapes: N images, (H, W) the padded size of a batch in pixels, T boxes of one im
 C classes, K decoder layers.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Self
 
 import numpy as np
 import torch
 from torch import Tensor
-from torch.compiler import is_exporting
+from torch.compiler import is_compiling
 
 
 @dataclass(frozen=True)
@@ -20,17 +20,13 @@ class ImageBatch:
 
     Attributes:
         pixels: (N, 3, H, W) uint8 RGB in [0, 255], of any memory layout; the backbone normalises them on its device.
-        padding_mask: (N, H, W) bool, True = padding.
-        sizes: (N, 2) int64, (h, w) of each image without its padding, in pixels.
+        sizes: (N, 2) int64, (h, w) of each image without its padding, in pixels; on the device of `pixels`.
 
     Raises:
-        ValueError: A shape or dtype does not fit, or the mask is not what `sizes` says: padding anywhere but
-            at the bottom and the right. The mask is compared for CPU tensors only, since reading a device
-            tensor would stall the GPU; batches are built on the CPU.
+        ValueError: A shape or dtype does not fit, or on the CPU a size; reading a device tensor would stall the GPU.
     """
 
     pixels: Tensor
-    padding_mask: Tensor
     sizes: Tensor
 
     def __post_init__(self) -> None:
@@ -40,32 +36,32 @@ class ImageBatch:
                 f"{tuple(self.pixels.shape)}. Do not normalise: the backbone does"
             )
         N, _, H, W = self.pixels.shape
-        if self.padding_mask.shape != (N, H, W) or self.padding_mask.dtype != torch.bool:
-            raise ValueError(
-                f"ImageBatch.padding_mask must be bool of shape {(N, H, W)} (True = padding); got "
-                f"{self.padding_mask.dtype} of shape {tuple(self.padding_mask.shape)}"
-            )
         if self.sizes.shape != (N, 2) or self.sizes.dtype != torch.int64:
             raise ValueError(
                 f"ImageBatch.sizes must be int64 (h, w) of shape {(N, 2)}; got {self.sizes.dtype} of shape "
                 f"{tuple(self.sizes.shape)}"
             )
-        # an export has shapes and no values
-        has_values = self.padding_mask.device.type == self.sizes.device.type == "cpu" and not is_exporting()
-        if has_values and not _is_padding_mask(self.padding_mask, self.sizes):
-            raise ValueError(
-                "ImageBatch.padding_mask does not fit ImageBatch.sizes: images must sit in the top left corner "
-                "and be padded at the bottom and the right (True = padding). Build it with ImageBatch.from_images"
-            )
+        # what is compiled or exported has shapes and no values
+        if self.sizes.device.type == "cpu" and not is_compiling():
+            for index, (h, w) in enumerate(self.sizes.tolist()):
+                if not (0 < h <= H and 0 < w <= W):
+                    raise ValueError(
+                        f"ImageBatch.sizes[{index}] is {(h, w)}, which must be at least one pixel and fit into the "
+                        f"padded {(H, W)}. Build the batch with ImageBatch.from_images"
+                    )
 
     @classmethod
-    def from_images(cls, images: Sequence[Tensor], *, pad_to: int = 1) -> Self:
+    def from_images(
+        cls, images: Sequence[Tensor], *, pad_to: int = 1, allocate: Callable[[int], Tensor] | None = None
+    ) -> Self:
         """Pad images to one size.
 
         Args:
             images: N tensors (3, h, w) uint8 RGB, on the CPU.
             pad_to: Round the padded height and width up to a multiple of this many pixels. 1 pads to the
                 largest image.
+            allocate: Gives memory for so many bytes or more: one-dimensional uint8 on the CPU, of any content. None
+                takes it from PyTorch. Called when `images` have proved sound.
         """
         if not images:
             raise ValueError("ImageBatch.from_images needs at least one image; got none")
@@ -76,23 +72,26 @@ class ImageBatch:
                 )
         if pad_to < 1:
             raise ValueError(f"pad_to must be at least 1 pixel; got {pad_to}")
-        sizes = torch.tensor([image.shape[1:] for image in images], dtype=torch.int64)
-        H, W = ((int(side) + pad_to - 1) // pad_to * pad_to for side in sizes.amax(0))
+        H, W = (-(-max(image.shape[side] for image in images) // pad_to) * pad_to for side in (1, 2))
+        num_values = len(images) * H * W * 3
+        memory = torch.empty(num_values, dtype=torch.uint8) if allocate is None else allocate(num_values)
         # the channels of a pixel side by side, as decoders and resizing have them: copying in is five times as fast
-        pixels = torch.zeros((len(images), H, W, 3), dtype=torch.uint8).permute(0, 3, 1, 2)  # (N, 3, H, W)
+        pixels = memory[:num_values].view(len(images), H, W, 3).permute(0, 3, 1, 2)  # (N, 3, H, W)
         for image, padded in zip(images, pixels, strict=True):
-            padded[:, : image.shape[1], : image.shape[2]].copy_(image)
-        return cls(pixels, _padding_mask(sizes, H, W), sizes)
+            h, w = image.shape[1:]
+            padded[:, :h, :w].copy_(image)
+            padded[:, :h, w:].zero_()
+            padded[:, h:].zero_()
+        return cls(pixels, torch.tensor([image.shape[1:] for image in images], dtype=torch.int64))
 
-    @classmethod
-    def from_padded(cls, pixels: Tensor, sizes: Tensor) -> Self:
-        """Images that are padded already.
-
-        Args:
-            pixels: (N, 3, H, W) uint8 RGB, padded at the bottom and the right, on the CPU.
-            sizes: (N, 2) int64, (h, w) of each image without its padding.
-        """
-        return cls(pixels, _padding_mask(sizes, pixels.shape[2], pixels.shape[3]), sizes)
+    @property
+    def padding_mask(self) -> Tensor:
+        """(N, H, W) bool, True = padding; computed anew each time, on the device and without waiting for it."""
+        rows, columns = (
+            torch.arange(self.pixels.shape[2 + axis], device=self.pixels.device) >= self.sizes[:, axis, None]
+            for axis in (0, 1)
+        )  # (N, H), (N, W)
+        return rows[:, :, None] | columns[:, None, :]
 
     def __len__(self) -> int:
         return self.pixels.shape[0]
@@ -101,7 +100,6 @@ class ImageBatch:
         return replace(
             self,
             pixels=self.pixels.to(device, non_blocking=non_blocking),
-            padding_mask=self.padding_mask.to(device, non_blocking=non_blocking),
             sizes=self.sizes.to(device, non_blocking=non_blocking),
         )
 
@@ -109,7 +107,6 @@ class ImageBatch:
         return replace(
             self,
             pixels=self.pixels.pin_memory(),
-            padding_mask=self.padding_mask.pin_memory(),
             sizes=self.sizes.pin_memory(),
         )
 
@@ -289,28 +286,3 @@ class Detections:
     scores: Tensor
     labels: Tensor
     boxes: Tensor
-
-
-def _padding_mask(sizes: Tensor, H: int, W: int) -> Tensor:
-    """(N, H, W) bool, True = padding, for images of `sizes` (N, 2) in the top left corner."""
-    mask = torch.zeros((len(sizes), H, W), dtype=torch.bool)
-    for image_mask, (h, w) in zip(mask, sizes.tolist(), strict=True):
-        image_mask[h:] = True
-        image_mask[:h, w:] = True
-    return mask
-
-
-def _is_padding_mask(mask: Tensor, sizes: Tensor) -> bool:
-    """Whether `mask` (N, H, W) is True exactly outside of images of `sizes` (N, 2) in the top left corner.
-
-    By counting: torch.equal with a mask built anew takes as long as padding the images.
-    """
-    values = mask.numpy()
-    H, W = values.shape[1:]
-    return all(
-        0 <= h <= H
-        and 0 <= w <= W
-        and int(np.count_nonzero(image_mask)) == H * W - h * w
-        and not image_mask[:h, :w].any()
-        for image_mask, (h, w) in zip(values, sizes.tolist(), strict=True)
-    )

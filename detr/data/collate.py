@@ -50,7 +50,7 @@ class PackedBatch:
 
     def unpack(self) -> Batch:
         """The batch again."""
-        images = ImageBatch.from_padded(self.pixels, torch.from_numpy(self.sizes))
+        images = ImageBatch(self.pixels, torch.from_numpy(self.sizes))
         targets = tuple(
             Target(torch.from_numpy(labels), torch.from_numpy(boxes), image_id, orig_size)
             for labels, boxes, image_id, orig_size in self.targets

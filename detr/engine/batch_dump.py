@@ -22,7 +22,6 @@ def dump_window(window: Sequence[Batch], path: Path, *, step: int, report: str) 
         "batches": [
             {
                 "pixels": batch.images.pixels,
-                "padding_mask": batch.images.padding_mask,
                 "sizes": batch.images.sizes,
                 "targets": [
                     {
@@ -41,11 +40,14 @@ def dump_window(window: Sequence[Batch], path: Path, *, step: int, report: str) 
 
 
 def load_window(path: Path) -> list[Batch]:
-    """The batches of `dump_window`, ready for `train_step`. Runs no code from the file."""
+    """The batches of `dump_window`, ready for `train_step`. Runs no code from the file.
+
+    Older files also hold the padding masks, which follow from the sizes.
+    """
     payload = torch.load(path, map_location="cpu", weights_only=True)
     return [
         Batch(
-            ImageBatch(stored["pixels"], stored["padding_mask"], stored["sizes"]),
+            ImageBatch(stored["pixels"], stored["sizes"]),
             tuple(
                 Target(target["labels"], target["boxes"], target["image_id"], (*target["orig_size"],))
                 for target in stored["targets"]

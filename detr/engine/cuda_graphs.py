@@ -65,7 +65,7 @@ class GraphedDetector(nn.Module):
                 self._warn_uncaptured(size)
                 return self._plain(images)
             self._passes[size] = self._capture(images)
-        return _from_tensors(self._passes[size](images.pixels, images.padding_mask, images.sizes))
+        return _from_tensors(self._passes[size](images.pixels, images.sizes))
 
     def _plain(self, images: ImageBatch) -> DetectorOutput:
         output: DetectorOutput = self.detector(images)
@@ -73,7 +73,7 @@ class GraphedDetector(nn.Module):
 
     def _capture(self, images: ImageBatch) -> "_TensorPass":
         # copies, since the graph reads from where they are now
-        arguments = (images.pixels.clone(), images.padding_mask.clone(), images.sizes.clone())
+        arguments = (images.pixels.clone(), images.sizes.clone())
         # a cast that was cached before would be captured as if it never changed
         cached = torch.is_autocast_cache_enabled()
         torch.set_autocast_cache_enabled(False)
@@ -111,8 +111,8 @@ class _TensorPass(nn.Module):
         super().__init__()
         self.detector = detector
 
-    def forward(self, pixels: Tensor, padding_mask: Tensor, sizes: Tensor) -> tuple[Tensor, ...]:
-        return _to_tensors(self.detector(ImageBatch(pixels, padding_mask, sizes)))
+    def forward(self, pixels: Tensor, sizes: Tensor) -> tuple[Tensor, ...]:
+        return _to_tensors(self.detector(ImageBatch(pixels, sizes)))
 
 
 def _to_tensors(output: DetectorOutput) -> tuple[Tensor, ...]:

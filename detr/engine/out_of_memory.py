@@ -1,7 +1,6 @@
 """What to do when a step does not fit into the GPU's memory."""
 
 from collections.abc import Sequence
-from dataclasses import replace
 
 import torch
 
@@ -48,7 +47,4 @@ def out_of_memory_message(window: Sequence[Batch], device: torch.device) -> str:
 
 def _part(batch: Batch, rows: slice) -> Batch:
     images = batch.images
-    part: ImageBatch = replace(
-        images, pixels=images.pixels[rows], padding_mask=images.padding_mask[rows], sizes=images.sizes[rows]
-    )
-    return Batch(part, batch.targets[rows])
+    return Batch(ImageBatch(images.pixels[rows], images.sizes[rows]), batch.targets[rows])

@@ -53,11 +53,7 @@ class ExportableDetector(nn.Module):
             scores (N, T) float32 in [0, 1], best first; labels (N, T) int64; boxes (N, T, 4) float32,
             (x0, y0, x1, y1) in pixels of the resized image of `sizes`.
         """
-        H, W = pixels.shape[-2:]
-        rows = torch.arange(H, device=sizes.device) >= sizes[:, 0, None]  # (N, H)
-        columns = torch.arange(W, device=sizes.device) >= sizes[:, 1, None]  # (N, W)
-        images = ImageBatch(pixels, rows[:, :, None] | columns[:, None, :], sizes)
-        output = self.model(images)
+        output = self.model(ImageBatch(pixels, sizes))
         return top_detections(output.pred_logits, output.pred_boxes, sizes, max_detections=self.max_detections)
 
 

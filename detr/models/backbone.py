@@ -12,7 +12,6 @@ import torch
 from torch import Tensor, nn
 
 from detr.models.frozen_norm import freeze_batch_norms
-from detr.structures import ImageBatch
 
 logger = logging.getLogger(__name__)
 
@@ -88,13 +87,18 @@ class Backbone(nn.Module):
         self.register_buffer("pixel_mean", pixel_mean, persistent=False)
         self.register_buffer("pixel_std", pixel_std, persistent=False)
 
-    def forward(self, images: ImageBatch) -> tuple[Tensor, ...]:
-        """Feature maps (N, C_i, H / stride_i, W / stride_i), fine to coarse."""
+    def forward(self, pixels: Tensor, padding_mask: Tensor) -> tuple[Tensor, ...]:
+        """Feature maps (N, C_i, H / stride_i, W / stride_i), fine to coarse.
+
+        Args:
+            pixels: (N, 3, H, W) uint8 RGB; see :class:`detr.structures.ImageBatch`.
+            padding_mask: (N, H, W) bool, True = padding.
+        """
         # as the convolutions want them, and as batches from files come
-        pixels = images.pixels.to(self.pixel_mean.dtype, memory_format=torch.channels_last) / 255
+        pixels = pixels.to(self.pixel_mean.dtype, memory_format=torch.channels_last) / 255
         pixels = (pixels - self.pixel_mean) / self.pixel_std
         # padding is zero after normalisation, as DETR pads normalised images; in place, which keeps the layout
-        pixels.masked_fill_(images.padding_mask[:, None], 0)
+        pixels.masked_fill_(padding_mask[:, None], 0)
         features = self.net(pixels)
         if self._channels_last:
             features = [feature.permute(0, 3, 1, 2) for feature in features]

@@ -57,7 +57,8 @@ class DeformableDETR(nn.Module):
 
     def forward(self, images: ImageBatch) -> DetectorOutput:
         """Detect; see :class:`detr.structures.DetectorOutput` for the shapes."""
-        return self.forward_features(self.backbone(images), images.padding_mask)
+        padding_mask = images.padding_mask
+        return self.forward_features(self.backbone(images.pixels, padding_mask), padding_mask)
 
     def forward_features(self, features: Sequence[Tensor], padding_mask: Tensor) -> DetectorOutput:
         """Everything after the backbone.

@@ -37,22 +37,48 @@ class TestImageBatch:
         batch = ImageBatch.from_images([pixels(5, 7), pixels(6, 4)], pad_to=pad_to)
         assert tuple(batch.pixels.shape[-2:]) == expected
 
-    @pytest.mark.parametrize("side", ["top", "left", "inside"])
-    def test_padding_on_the_wrong_side(self, side):
-        mask = torch.zeros(1, 6, 8, dtype=torch.bool)
-        mask[{"top": (0, slice(0, 2)), "left": (0, slice(None), slice(0, 2)), "inside": (0, 3, 3)}[side]] = True
-        with pytest.raises(ValueError, match="top left corner and be padded at the bottom and the right"):
-            ImageBatch(torch.zeros(1, 3, 6, 8, dtype=torch.uint8), mask, torch.tensor([[6, 8]]))
+    @pytest.mark.parametrize("size", [(0, 8), (6, 0), (-1, 8), (7, 8), (6, 9)])
+    def test_sizes_that_no_padded_image_has(self, size):
+        with pytest.raises(ValueError, match=r"sizes\[1\] is .* fit into the padded \(6, 8\)"):
+            ImageBatch(torch.zeros(2, 3, 6, 8, dtype=torch.uint8), torch.tensor([[6, 8], size]))
 
-    def test_inverted_mask(self):
-        good = ImageBatch.from_images([pixels(5, 7)], pad_to=8)
-        with pytest.raises(ValueError, match="True = padding"):
-            ImageBatch(good.pixels, ~good.padding_mask, good.sizes)
+    @pytest.mark.parametrize("pad_to", [1, 16])
+    def test_memory_of_any_content_and_room(self, pad_to):
+        images = [pixels(5, 7), pixels(6, 4), pixels(6, 7)]
+        asked = []
+
+        def allocate(num_bytes):
+            asked.append(num_bytes)
+            return torch.full((num_bytes + 5,), 77, dtype=torch.uint8)
+
+        mine, reference = (ImageBatch.from_images(images, pad_to=pad_to, allocate=given) for given in (allocate, None))
+        assert asked == [reference.pixels.numel()]
+        assert torch.equal(mine.pixels, reference.pixels)
+        assert mine.pixels.stride() == reference.pixels.stride()
+        for index, (h, w) in enumerate(mine.sizes.tolist()):
+            assert torch.equal(mine.pixels[index, :, :h, :w], images[index])
+        assert not mine.pixels.masked_select(mine.padding_mask[:, None]).any()
+
+    def test_no_memory_is_taken_for_images_that_are_refused(self):
+        def allocate(num_bytes):
+            raise AssertionError("called")
+
+        with pytest.raises(ValueError, match="uint8 RGB"):
+            ImageBatch.from_images([pixels(5, 7), pixels(5, 7).float()], allocate=allocate)
+
+    def test_the_mask_follows_the_batch(self):
+        batch = ImageBatch.from_images([pixels(5, 7), pixels(6, 4)], pad_to=8)
+        on_meta = batch.to("meta").padding_mask
+        assert (on_meta.device.type, on_meta.dtype, on_meta.shape) == ("meta", torch.bool, (2, 8, 8))
+        compiled = torch.compile(
+            lambda pixels, sizes: ImageBatch(pixels, sizes).padding_mask, backend="eager", fullgraph=True
+        )
+        assert torch.equal(compiled(batch.pixels, batch.sizes), batch.padding_mask)
 
     def test_normalised_pixels_are_refused(self):
         good = ImageBatch.from_images([pixels(5, 7)])
         with pytest.raises(ValueError, match=r"uint8 RGB; got torch.float32 .* Do not normalise"):
-            ImageBatch(good.pixels.float(), good.padding_mask, good.sizes)
+            ImageBatch(good.pixels.float(), good.sizes)
 
     def test_no_images(self):
         with pytest.raises(ValueError, match="at least one image"):

@@ -102,7 +102,7 @@ def time_steps(
         step(batch)
         marks.append(_mark(device))
         num_images += len(batch)
-        num_pixels += batch.images.padding_mask.numel()
+        num_pixels += batch.images.pixels[:, 0].numel()
     _wait(device)
     return WholeSteps(
         step_ms=tuple(sorted(_elapsed_ms(start, end) for start, end in itertools.pairwise(marks))),

@@ -9,11 +9,12 @@ import pytest
 import torch
 from torch import Tensor
 
-from detr.engine.batch_dump import load_window
+from detr.engine.batch_dump import dump_window, load_window
 from detr.engine.diagnosis import first_nonfinite
 from detr.engine.random_state import torch_streams
 from detr.engine.step import train_step
 from detr.engine.step_monitor import MAX_REPORTS, StepMonitor
+from detr.structures import Batch, ImageBatch, Target
 
 CPU = torch.device("cpu")
 
@@ -148,6 +149,20 @@ def test_a_nan_loss_is_skipped_explained_and_kept(
     for stored, trained in zip(loaded, seen[6], strict=True):
         assert torch.equal(stored.images.pixels, trained.images.pixels)
         assert all(torch.equal(a.boxes, b.boxes) for a, b in zip(stored.targets, trained.targets, strict=True))
+
+
+def test_a_dump_with_padding_masks_loads(tmp_path: Path):
+    """Files written when the masks were part of a batch."""
+    images = ImageBatch.from_images([torch.ones(3, 4, 5, dtype=torch.uint8), torch.ones(3, 6, 2, dtype=torch.uint8)])
+    target = Target(torch.zeros(1, dtype=torch.int64), torch.full((1, 4), 0.5), image_id=7, orig_size=(4, 5))
+    path = tmp_path / "old.pt"
+    dump_window([Batch(images, (target, target))], path, step=1, report="")
+    payload = torch.load(path, weights_only=True)
+    payload["batches"][0]["padding_mask"] = images.padding_mask
+    torch.save(payload, path)
+    (batch,) = load_window(path)
+    assert torch.equal(batch.images.pixels, images.pixels)
+    assert torch.equal(batch.images.padding_mask, images.padding_mask)
 
 
 def test_stop_ends_at_the_step(trainer: Callable[..., Any], broken_steps: Callable[..., None], tmp_path: Path):

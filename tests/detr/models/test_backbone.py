@@ -20,7 +20,7 @@ from detr.structures import ImageBatch
 def test_features_have_the_stated_channels_and_strides(name, out_indices, timm_args):
     backbone = Backbone(name, out_indices=out_indices, freeze_norm=False, timm_args=timm_args).eval()
     images = ImageBatch.from_images([torch.randint(0, 256, (3, 64, 96), dtype=torch.uint8)])
-    features = backbone(images)
+    features = backbone(images.pixels, images.padding_mask)
     assert backbone.strides == (8, 16, 32)
     for feature, channels, stride in zip(features, backbone.channels, backbone.strides, strict=True):
         assert feature.shape == (1, channels, 64 // stride, 96 // stride)
@@ -31,7 +31,7 @@ def test_pixels_are_normalised_and_padding_is_zero():
     seen = {}
     backbone.net.register_forward_pre_hook(lambda _, inputs: seen.update(pixels=inputs[0]))
     images = ImageBatch.from_images([torch.full((3, 64, 64), 255, dtype=torch.uint8)], pad_to=96)
-    backbone(images)
+    backbone(images.pixels, images.padding_mask)
     expected = torch.tensor([(1 - 0.5) / 0.2, (1 - 0.4) / 0.3, (1 - 0.3) / 0.4])
     torch.testing.assert_close(seen["pixels"][0, :, 10, 20], expected)
     assert (seen["pixels"][0, :, 64:] == 0).all()
@@ -45,13 +45,14 @@ def test_pixels_are_normalised_and_padding_is_zero():
 def test_frozen_norms_do_not_follow_the_data(name, arguments):
     torch.manual_seed(0)
     size = 224 if name == "levit_128s" else 64
-    images = ImageBatch.from_images([torch.randint(0, 256, (3, size, size), dtype=torch.uint8)])
+    batch = ImageBatch.from_images([torch.randint(0, 256, (3, size, size), dtype=torch.uint8)])
+    images = (batch.pixels, batch.padding_mask)
     backbone = Backbone(name, freeze_norm=True, **arguments).train()
     before = {name: tensor.clone() for name, tensor in backbone.state_dict().items()}
-    backbone(images)
+    backbone(*images)
     after = backbone.state_dict()
     assert all(torch.equal(before[name], after[name]) for name in before)
-    torch.testing.assert_close(backbone(images)[-1], backbone.eval()(images)[-1])
+    torch.testing.assert_close(backbone(*images)[-1], backbone.eval()(*images)[-1])
 
 
 def test_frozen_children_do_not_train():
@@ -122,6 +123,6 @@ def test_the_convolutions_get_channels_last_from_any_batch(layout):
     backbone.net.register_forward_pre_hook(lambda _, inputs: seen.update(pixels=inputs[0]))
     images = [torch.randint(0, 256, (3, 64, width), dtype=torch.uint8) for width in (96, 64)]
     batch = ImageBatch.from_images(images)
-    backbone(ImageBatch(batch.pixels.contiguous(memory_format=layout), batch.padding_mask, batch.sizes))
+    backbone(batch.pixels.contiguous(memory_format=layout), batch.padding_mask)
     assert seen["pixels"].is_contiguous(memory_format=torch.channels_last)
     assert not seen["pixels"][1, :, :, 64:].any()
