@@ -13,7 +13,6 @@ from detr.benchmark.steps.data import StepBatches, cached_batches, check_source,
 from detr.benchmark.steps.measure import batches_needed, measure_losses, measure_speed
 from detr.benchmark.steps.row import StepRow
 from detr.distributed import DistributedContext
-from detr.engine.cuda_graphs import loader_pins
 from detr.engine.state import build_train_state
 from detr.telemetry.environment import collect_environment
 from tools.launcher import start_process
@@ -92,5 +91,4 @@ def _supply(cfg: DictConfig, context: DistributedContext) -> StepBatches:
     if cfg.data_source == "cached":
         return cached_batches(data, **shard)
     needed = batches_needed(num_warmup=cfg.num_warmup, num_steps=cfg.num_steps)
-    pin_memory = loader_pins(context.device, cuda_graphs=cfg.cuda_graphs)
-    return loader_batches(data, num_batches=needed, pin_memory=pin_memory, **shard)
+    return loader_batches(data, num_batches=needed, pin_memory=context.device.type == "cuda", **shard)

@@ -23,7 +23,6 @@ from omegaconf import DictConfig
 
 from detr.distributed import is_main
 from detr.engine.checkpoint import load_checkpoint
-from detr.engine.cuda_graphs import loader_pins
 from detr.engine.interval import steps_per_epoch
 from detr.engine.media import EvaluationMedia
 from detr.engine.model_card import MODEL_CARD, write_model_card
@@ -49,10 +48,10 @@ def main(cfg: DictConfig) -> None:
     config = resolved(cfg)
     folder = on_rank_zero(lambda: open_run_folder(cfg.output_dir, config, resume=cfg.resume))
 
-    shard = {"rank": context.rank, "world_size": context.world_size}
-    pin_memory = loader_pins(context.device, cuda_graphs=cfg.trainer.cuda_graphs)
-    train_loader = data.train_loader(seed=cfg.seed, pin_memory=pin_memory, **shard)
-    val_loader = data.val_loader(pin_memory=context.device.type == "cuda", **shard)
+    on_gpu = context.device.type == "cuda"
+    shard = {"rank": context.rank, "world_size": context.world_size, "pin_memory": on_gpu}
+    train_loader = data.train_loader(seed=cfg.seed, **shard)
+    val_loader = data.val_loader(**shard)
     evaluator = CocoEvaluator(
         data.val_ground_truth(),
         data.class_table,

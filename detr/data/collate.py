@@ -1,6 +1,6 @@
 """Samples to a batch, and a batch on its way from a data worker."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -9,17 +9,19 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from detr.data.dataset import Sample
+from detr.data.recycled import ReceivedBuffers, SharedPixels, WorkerBuffers
 from detr.structures import Batch, ImageBatch, Target
 
 
-def collate(samples: Sequence[Sample], pad_to: int) -> Batch:
+def collate(samples: Sequence[Sample], pad_to: int, *, allocate: Callable[[int], Tensor] | None = None) -> Batch:
     """Pad the images of `samples` to one size and put their targets beside them.
 
     Args:
         samples: N images (3, h, w) uint8 RGB with their targets.
         pad_to: Round the padded height and width up to a multiple of this many pixels.
+        allocate: See `ImageBatch.from_images`.
     """
-    images = ImageBatch.from_images([image for image, _ in samples], pad_to=pad_to)
+    images = ImageBatch.from_images([image for image, _ in samples], pad_to=pad_to, allocate=allocate)
     return Batch(images=images, targets=tuple(target for _, target in samples))
 
 
@@ -31,32 +33,44 @@ class PackedBatch:
     go with the message.
 
     Attributes:
-        pixels: See `ImageBatch`.
-        sizes: Likewise.
+        pixels: See `ImageBatch`; or the buffer that they lie in.
+        sizes: See `ImageBatch`.
         targets: Labels, boxes, image id and original size of each image.
     """
 
-    pixels: Tensor
+    pixels: Tensor | SharedPixels
     sizes: NDArray[np.int64]
     targets: tuple[tuple[NDArray[np.int64], NDArray[np.float32], int, tuple[int, int]], ...]
 
     @classmethod
-    def pack(cls, batch: Batch) -> "PackedBatch":
-        """`batch`, packed."""
+    def pack(cls, samples: Sequence[Sample], pad_to: int, buffers: WorkerBuffers) -> "PackedBatch":
+        """The batch of `samples`, padded into a buffer where one is free; see `collate`."""
+        slot: int | None = None
+
+        def allocate(num_bytes: int) -> Tensor:
+            nonlocal slot
+            slot = buffers.take(num_bytes)
+            return torch.empty(num_bytes, dtype=torch.uint8) if slot is None else buffers.memory(slot)
+
+        batch = collate(samples, pad_to, allocate=allocate)
+        pixels: Tensor | SharedPixels = batch.images.pixels
+        if slot is not None:
+            N, _, H, W = batch.images.pixels.shape
+            pixels = buffers.send(slot, (N, H, W))
         targets = tuple(
             (target.labels.numpy(), target.boxes.numpy(), target.image_id, target.orig_size) for target in batch.targets
         )
-        return cls(batch.images.pixels, batch.images.sizes.numpy(), targets)
+        return cls(pixels, batch.images.sizes.numpy(), targets)
 
-    def unpack(self) -> Batch:
-        """The batch again."""
-        images = ImageBatch(self.pixels, torch.from_numpy(self.sizes))
+    def unpack(self, buffers: ReceivedBuffers) -> Batch:
+        """The batch again.
+
+        Raises:
+            RuntimeError: A new buffer cannot be page-locked.
+        """
+        pixels = buffers.pixels(self.pixels) if isinstance(self.pixels, SharedPixels) else self.pixels
         targets = tuple(
             Target(torch.from_numpy(labels), torch.from_numpy(boxes), image_id, orig_size)
             for labels, boxes, image_id, orig_size in self.targets
         )
-        return Batch(images=images, targets=targets)
-
-    def pin_memory(self) -> Batch:
-        """The batch in page-locked memory; PyTorch's pinning thread calls this."""
-        return self.unpack().pin_memory()
+        return Batch(ImageBatch(pixels, torch.from_numpy(self.sizes)), targets)

@@ -11,7 +11,7 @@ import traceback
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import partial
+from typing import Any
 
 import numpy as np
 import torch
@@ -20,6 +20,8 @@ from torch.utils.data import DataLoader, Dataset, get_worker_info
 from detr.data.collate import PackedBatch, collate
 from detr.data.dataset import DetectionDataset, Sample
 from detr.data.epoch_order import EpochOrder, Sampling
+from detr.data.page_locks import CudaPageLocker, PageLocker
+from detr.data.recycled import BufferStates, ReceivedBuffers, WorkerBuffers
 from detr.data.samplers import Draw, EvalSampler, TrainSampler
 from detr.data.workers import WorkerLog, ignore_stop_signals
 from detr.structures import Batch
@@ -38,7 +40,9 @@ class DetectionLoader:
         num_workers: Worker processes; 0 loads in this one.
         pad_to: Round padded heights and widths up to a multiple of this many pixels.
         drop_last: Leave out a last batch that is not full.
-        pin_memory: Put batches into page-locked memory, for asynchronous copies to a GPU.
+        page_locker: Locks the memory that workers write batches into, for asynchronous copies to a GPU; see
+            `ReceivedBuffers` for what such copies must heed. Batches that are loaded in this process, or that found no
+            buffer free, lie in ordinary memory all the same.
     """
 
     def __init__(
@@ -50,7 +54,7 @@ class DetectionLoader:
         num_workers: int,
         pad_to: int,
         drop_last: bool,
-        pin_memory: bool,
+        page_locker: PageLocker | None,
     ) -> None:
         if batch_size < 1 or num_workers < 0:
             raise ValueError(
@@ -60,14 +64,15 @@ class DetectionLoader:
         self.sampler = sampler
         self.batch_size = batch_size
         self._worker_log = WorkerLog(num_workers)
-        self._batches: DataLoader[Sample | LoadFailure] = DataLoader(
+        self._buffer_states = BufferStates(num_workers)
+        self._buffers = ReceivedBuffers(self._buffer_states, page_locker)
+        self._batches: DataLoader[Any] = DataLoader(
             SeededDataset(dataset, self._worker_log),
             batch_size=batch_size,
             sampler=sampler,
             num_workers=num_workers,
-            collate_fn=partial(collate_or_fail, pad_to=pad_to),
+            collate_fn=CollateOrFail(pad_to, self._buffer_states),
             drop_last=drop_last,
-            pin_memory=pin_memory,
             persistent_workers=num_workers > 0,
             worker_init_fn=ignore_stop_signals,
             # its own generator, or each epoch would take a number from the global one
@@ -96,12 +101,20 @@ class DetectionLoader:
             ValueError: A sample cannot be loaded. The message is that of the dataset, whatever process read it.
             OSError: Likewise.
             ChildProcessError: A worker died; names the sample it loaded.
+            RuntimeError: Memory cannot be page-locked.
         """
         with self.naming_dead_workers():
-            for batch in self._batches:
+            self._buffer_states.begin_iteration()
+            batches = iter(self._batches)
+            while True:
+                self._buffers.recycle()
+                batch: Batch | PackedBatch | LoadFailure | None = next(batches, None)
+                if batch is None:
+                    return
                 if isinstance(batch, LoadFailure):
                     raise batch.error
-                yield batch.unpack() if isinstance(batch, PackedBatch) else batch
+                # nothing here may hold on to what is yielded: it could not be recycled
+                yield batch.unpack(self._buffers) if isinstance(batch, PackedBatch) else batch
 
     @contextmanager
     def naming_dead_workers(self) -> Iterator[None]:
@@ -174,14 +187,34 @@ class SeededDataset(Dataset[Sample | LoadFailure]):
             return LoadFailure(error)
 
 
-def collate_or_fail(samples: Sequence[Sample | LoadFailure], pad_to: int) -> PackedBatch | LoadFailure:
-    """The batch of `samples`, ready to be sent, or the first failure among them."""
-    loaded = []
-    for sample in samples:
-        if isinstance(sample, LoadFailure):
-            return sample
-        loaded.append(sample)
-    return PackedBatch.pack(collate(loaded, pad_to))
+class CollateOrFail:
+    """Makes a batch of samples, or hands on the first failure among them.
+
+    In a worker the batch is packed into a buffer of that worker, ready to be sent.
+
+    Args:
+        pad_to: See `collate`.
+        states: Of the workers' buffers.
+    """
+
+    def __init__(self, pad_to: int, states: BufferStates) -> None:
+        self._pad_to = pad_to
+        self._states = states
+        # a worker has its own copy of this object
+        self._buffers: WorkerBuffers | None = None
+
+    def __call__(self, samples: Sequence[Sample | LoadFailure]) -> Batch | PackedBatch | LoadFailure:
+        loaded = []
+        for sample in samples:
+            if isinstance(sample, LoadFailure):
+                return sample
+            loaded.append(sample)
+        worker = get_worker_info()
+        if worker is None:
+            return collate(loaded, self._pad_to)
+        if self._buffers is None:
+            self._buffers = WorkerBuffers(self._states, worker.id)
+        return PackedBatch.pack(loaded, self._pad_to, self._buffers)
 
 
 def build_train_loader(
@@ -206,11 +239,12 @@ def build_train_loader(
         seed: The seed of order and augmentation; the same on every rank.
         rank: This rank.
         world_size: The number of ranks.
-        pin_memory: Put batches into page-locked memory.
+        pin_memory: Page-lock the memory of batches for asynchronous copies to a GPU; see `DetectionLoader`.
         sampling: Which samples meet in a batch; None: chance alone decides.
 
     Raises:
-        ValueError: The dataset does not fill one batch of all ranks, or does not know what `sampling` needs.
+        ValueError: The dataset does not fill one batch of all ranks, or does not know what `sampling` needs; or
+            `pin_memory` without a GPU.
     """
     sampling = sampling or Sampling()
     if len(dataset) < batch_size * world_size:
@@ -235,7 +269,7 @@ def build_train_loader(
         num_workers=num_workers,
         pad_to=pad_to,
         drop_last=True,
-        pin_memory=pin_memory,
+        page_locker=CudaPageLocker() if pin_memory else None,
     )
 
 
@@ -257,5 +291,5 @@ def build_val_loader(
         num_workers=num_workers,
         pad_to=pad_to,
         drop_last=False,
-        pin_memory=pin_memory,
+        page_locker=CudaPageLocker() if pin_memory else None,
     )

@@ -15,15 +15,6 @@ from detr.structures import DetectorOutput, ImageBatch, LayerOutput
 logger = logging.getLogger(__name__)
 
 
-def loader_pins(device: torch.device, *, cuda_graphs: bool) -> bool:
-    """Whether the thread of a data loader may put batches into page-locked memory.
-
-    Not beside captures, which end with an error when another thread asks CUDA for memory meanwhile (PyTorch before
-    2.14 has no other mode for `make_graphed_callables`). The step then pins its batch itself.
-    """
-    return device.type == "cuda" and not cuda_graphs
-
-
 class GraphedDetector(nn.Module):
     """Runs a detector through one pair of CUDA graphs for each padded size and number of images.
 

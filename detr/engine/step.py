@@ -151,8 +151,8 @@ def _gradient_sync(model: nn.Module, *, is_last: bool) -> AbstractContextManager
 def _forward_backward(state: TrainState, batch: Batch, num_boxes: Tensor, timer: PhaseTimer) -> LossOutput:
     """Adds the gradients of one batch; returns its loss without the graph."""
     with timer.span("h2d"):
-        # where passes are captured no loader's thread has done so; what is pinned already stays where it is
-        images = batch.images if state.graphs is None else batch.images.pin_memory()
+        # a loader's buffers are page-locked and stay where they are; from other memory a copy would make the host wait
+        images = batch.images.pin_memory() if state.device.type == "cuda" else batch.images
         images = images.to(state.device, non_blocking=True)
     with timer.span("forward"), state.precision.autocast(state.device):
         output = state.model(images)

@@ -134,7 +134,7 @@ def loader_batches(
         data: The training split and how it is loaded.
         num_batches: Batches that will be taken.
         seed: Of order and augmentation.
-        pin_memory: Whether the loader's thread pins batches; see `loader_pins`.
+        pin_memory: Whether the memory of batches is page-locked.
         rank: This rank.
         world_size: The number of ranks.
     """

@@ -18,6 +18,7 @@ from detr.data import (
     detr_augmentation,
 )
 from detr.data.collate import PackedBatch
+from detr.data.recycled import MAX_BUFFERS_A_WORKER, BufferStates, ReceivedBuffers, SharedPixels, WorkerBuffers
 from detr.structures import ClassTable, Target
 
 
@@ -233,18 +234,19 @@ def test_collate_pads_at_the_bottom_and_the_right_and_rounds_up():
     assert collate(samples[:1], pad_to=1).images.pixels.shape[2:] == samples[0][0].shape[1:]
 
 
-@pytest.mark.parametrize("pin_memory", [False, True])
-def test_a_packed_batch_is_the_batch_again(pin_memory):
+@pytest.mark.parametrize("num_before", [0, MAX_BUFFERS_A_WORKER])
+def test_a_packed_batch_is_the_batch_again(num_before):
+    """Also where all buffers of its worker are in use."""
     dataset = augmented(4)
-    batch = collate([dataset[index] for index in range(4)], pad_to=8)
-    packed = pickle.loads(pickle.dumps(PackedBatch.pack(batch)))
-    if pin_memory:
-        if not torch.cuda.is_available():
-            pytest.skip("page-locked memory needs a GPU")
-        again = packed.pin_memory()
-        assert again.images.pixels.is_pinned()
-    else:
-        again = packed.unpack()
+    samples = [dataset[index] for index in range(4)]
+    batch = collate(samples, pad_to=8)
+    states = BufferStates(1)
+    worker, main = WorkerBuffers(states, 0), ReceivedBuffers(states, None)
+    for _ in range(num_before):
+        assert isinstance(PackedBatch.pack(samples, 8, worker).pixels, SharedPixels)
+    packed = pickle.loads(pickle.dumps(PackedBatch.pack(samples, 8, worker)))
+    again = packed.unpack(main)
+    assert again.images.pixels.stride() == batch.images.pixels.stride()
     assert torch.equal(again.images.pixels, batch.images.pixels)
     assert torch.equal(again.images.padding_mask, batch.images.padding_mask)
     assert torch.equal(again.images.sizes, batch.images.sizes)
@@ -253,8 +255,8 @@ def test_a_packed_batch_is_the_batch_again(pin_memory):
         assert torch.equal(found.labels, expected.labels)
         assert (found.image_id, found.orig_size) == (expected.image_id, expected.orig_size)
     # one tensor crosses, whatever the number of images
-    tensors = [value for value in vars(packed).values() if isinstance(value, torch.Tensor)]
-    assert len(tensors) == 1
+    assert isinstance(packed.pixels, torch.Tensor if num_before else SharedPixels)
+    assert not any(isinstance(value, torch.Tensor) for value in (packed.sizes, *packed.targets[0]))
 
 
 def test_batches_of_images_without_boxes_load():

@@ -7,7 +7,7 @@ from torch import nn
 from detr.benchmark.steps.data import synthetic_batches
 from detr.distributed import DistributedContext
 from detr.engine.as_if_not_run import as_if_not_run
-from detr.engine.cuda_graphs import GraphedDetector, _from_tensors, _to_tensors, loader_pins
+from detr.engine.cuda_graphs import GraphedDetector, _from_tensors, _to_tensors
 from detr.engine.optim import build_adamw
 from detr.engine.precision import Precision
 from detr.engine.schedule import StepDecay
@@ -40,13 +40,6 @@ def test_several_passes_a_step_are_refused():
         TrainerSettings(cuda_graphs=True, accumulate=2)
     with pytest.raises(ValueError, match="retry_oom"):
         TrainerSettings(cuda_graphs=True, retry_oom=True)
-
-
-def test_no_thread_pins_batches_beside_captures():
-    gpu_device = torch.device("cuda", 0)
-    assert loader_pins(gpu_device, cuda_graphs=False)
-    assert not loader_pins(gpu_device, cuda_graphs=True)
-    assert not loader_pins(torch.device("cpu"), cuda_graphs=False)
 
 
 def test_warming_up_leaves_no_trace():
