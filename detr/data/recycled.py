@@ -42,6 +42,7 @@ class BufferStates:
     def __init__(self, num_workers: int) -> None:
         self._states = torch.full((num_workers, MAX_BUFFERS_A_WORKER), FREE, dtype=torch.uint8).share_memory_()
         self._iteration = torch.zeros(1, dtype=torch.int64).share_memory_()
+        self._largest_bytes = torch.zeros(1, dtype=torch.int64).share_memory_()
 
     def __getitem__(self, key: tuple[int, int]) -> int:
         """The state of a (worker, slot)."""
@@ -58,6 +59,17 @@ class BufferStates:
     def begin_iteration(self) -> None:
         """Say, in the main process, that no batch will be taken that is on its way now."""
         self._iteration += 1
+
+    def largest_bytes(self, num_bytes: int) -> int:
+        """The size to give a new buffer that needs `num_bytes`: that of the largest batch so far.
+
+        Each buffer would grow to it in time, by being replaced and locked again and again. Two workers that call at
+        once may overlook each other's batch, which costs one more replacement.
+        """
+        rounded = -(-num_bytes // _ROUND_TO_BYTES) * _ROUND_TO_BYTES
+        largest = max(rounded, int(self._largest_bytes))
+        self._largest_bytes.fill_(largest)
+        return largest
 
 
 @dataclass(frozen=True)
@@ -96,26 +108,22 @@ class WorkerBuffers:
         self._worker = worker
         self._buffers: list[_Buffer] = []
         self._iteration = 0
-        self._largest_bytes = 0
 
     def take(self, num_bytes: int) -> int | None:
         """The slot of a buffer with room for a batch, or None: all are in use. It counts as sent from here on."""
         self._take_back_lost()
         free = [slot for slot in range(len(self._buffers)) if self._states[self._worker, slot] == FREE]
-        slot = min(
-            (slot for slot in free if self._num_bytes(slot) >= num_bytes),
-            key=self._num_bytes,
-            default=None,
-        )
-        if slot is None:
-            if len(self._buffers) < MAX_BUFFERS_A_WORKER and not free:
-                slot = len(self._buffers)
-                self._buffers.append(self._new_buffer(num_bytes))
-            elif free:
-                slot = min(free, key=self._num_bytes)
-                self._buffers[slot] = self._new_buffer(num_bytes)
-            else:
-                return None
+        with_room = [slot for slot in free if self._num_bytes(slot) >= num_bytes]
+        if with_room:
+            slot = min(with_room, key=self._num_bytes)
+        elif free:
+            slot = min(free, key=self._num_bytes)
+            self._buffers[slot] = self._new_buffer(num_bytes)
+        elif len(self._buffers) < MAX_BUFFERS_A_WORKER:
+            slot = len(self._buffers)
+            self._buffers.append(self._new_buffer(num_bytes))
+        else:
+            return None
         self._states[self._worker, slot] = SENT
         return slot
 
@@ -142,9 +150,8 @@ class WorkerBuffers:
                 self._states[self._worker, slot] = FREE
 
     def _new_buffer(self, num_bytes: int) -> _Buffer:
-        # as large as the largest batch so far: each would become so in time, by being replaced again and again
-        self._largest_bytes = max(self._largest_bytes, -(-num_bytes // _ROUND_TO_BYTES) * _ROUND_TO_BYTES)
-        return _Buffer(torch.empty(self._largest_bytes, dtype=torch.uint8).share_memory_())
+        size = self._states.largest_bytes(num_bytes)
+        return _Buffer(torch.empty(size, dtype=torch.uint8).share_memory_())
 
     def _num_bytes(self, slot: int) -> int:
         return self._buffers[slot].memory.numel()

@@ -2,11 +2,11 @@
 
 from detr.benchmark.data.memory import MemoryUse
 from detr.benchmark.data.padding import PaddingRow
-from detr.benchmark.data.speed import CoreSpeed
+from detr.benchmark.data.speed import CoreSpeed, LoaderSpeed
 from detr.data import Sampling
 
 
-def speed_section(core: CoreSpeed, workers: dict[int, float]) -> str:
+def speed_section(core: CoreSpeed, workers: dict[int, LoaderSpeed]) -> str:
     """Images a second of one core against Pillow's pipeline, and out of worker processes."""
     low, high = core.ratio_range
     lines = [
@@ -21,8 +21,16 @@ def speed_section(core: CoreSpeed, workers: dict[int, float]) -> str:
         f"| ratio (median; least to largest of the rounds) | {core.ratio:.2f} ({low:.2f} to {high:.2f}) |",
     ]
     if workers:
-        lines += ["", "| worker processes | images/s out of the loader |", "|---|---|"]
-        lines += [f"| {count} | {speed:.0f} |" for count, speed in workers.items()]
+        lines += [
+            "",
+            "| worker processes | images/s out of the loader | CPU ms a batch: main thread | its worker |",
+            "|---|---|---|---|",
+        ]
+        lines += [
+            f"| {count} | {speed.images_per_s:.0f} | {speed.main_ms:.1f} | "
+            f"{'-' if speed.worker_ms is None else f'{speed.worker_ms:.0f}'} |"
+            for count, speed in workers.items()
+        ]
     return "\n".join(lines)
 
 

@@ -1,6 +1,8 @@
 """How fast images come out of the data pipeline: on one core against Pillow's, and from workers."""
 
 import json
+import multiprocessing
+import os
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -8,6 +10,7 @@ from pathlib import Path
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from PIL import Image
 from torch import Tensor
 
@@ -36,6 +39,21 @@ class CoreSpeed:
     baseline: float
     ratio: float
     ratio_range: tuple[float, float]
+
+
+@dataclass(frozen=True)
+class LoaderSpeed:
+    """What a loader gives, and what it takes.
+
+    Attributes:
+        images_per_s: Of wall time.
+        main_ms: CPU time of the main thread a batch.
+        worker_ms: CPU time of the worker a batch; None without workers.
+    """
+
+    images_per_s: float
+    main_ms: float
+    worker_ms: float | None
 
 
 def write_photos(folder: Path, *, num_images: int, size: tuple[int, int] = (480, 640), seed: int = 0) -> Path:
@@ -106,8 +124,8 @@ def measure_core(dataset: CocoDataset, *, num_rounds: int = 5, batch_size: int =
 
 def measure_loader(
     dataset: CocoDataset, *, num_workers: int, batch_size: int, pin_memory: bool, num_images: int
-) -> float:
-    """Images a second of wall time out of a training loader, over an epoch after the first batches.
+) -> LoaderSpeed:
+    """Time a training loader over an epoch after its first batches.
 
     Args:
         dataset: Under `recipe()`.
@@ -115,26 +133,45 @@ def measure_loader(
         batch_size: Images a batch.
         pin_memory: Whether batches end in page-locked memory.
         num_images: Images of an epoch; the dataset is repeated up to it.
+
+    Raises:
+        OSError: The system is no Linux.
     """
+    others = {child.pid for child in multiprocessing.active_children()}
     repeated = RepeatedDataset(dataset, -(-num_images // len(dataset)))
     loader = build_train_loader(
         repeated, batch_size=batch_size, num_workers=num_workers, pad_to=1, seed=0, pin_memory=pin_memory
     )
     # workers start one after the other, and have batches ready before they are asked
     num_warmup = min(3 * max(1, num_workers), len(loader) // 2)
-    start_s, num_timed = 0.0, 0
-    for number, batch in enumerate(loader, 1):
-        if number > num_warmup:
-            num_timed += len(batch)
-        elif number == num_warmup:
-            start_s = time.perf_counter()
-    return num_timed / (time.perf_counter() - start_s)
+    start = np.zeros(3)
+    for number, _ in enumerate(loader, 1):
+        if number == num_warmup:
+            start = _clocks_s(others)
+    wall_s, main_s, workers_s = (_clocks_s(others) - start).tolist()
+    num_batches = len(loader) - num_warmup
+    return LoaderSpeed(
+        images_per_s=num_batches * batch_size / wall_s,
+        main_ms=1e3 * main_s / num_batches,
+        worker_ms=1e3 * workers_s / num_batches if num_workers else None,
+    )
 
 
 def recipe_dataset(annotations: Path) -> CocoDataset:
     """The photos of `write_photos` under the augmentation of DETR."""
     images = annotations.parents[1] / "train"
     return CocoDataset(annotations, images, detr_augmentation(SIZES, MAX_SIZE), training=True)
+
+
+def _clocks_s(others: set[int | None]) -> NDArray[np.float64]:
+    """Wall time, CPU time of this thread, and CPU time of the child processes that are not among `others`."""
+    ticks = 0
+    for child in multiprocessing.active_children():
+        if child.pid not in others:
+            # behind the name in brackets; user and system time are fields 14 and 15
+            fields = Path(f"/proc/{child.pid}/stat").read_text().rpartition(")")[2].split()
+            ticks += int(fields[11]) + int(fields[12])
+    return np.array([time.perf_counter(), time.thread_time(), ticks / os.sysconf("SC_CLK_TCK")])
 
 
 def _seconds_an_image(

@@ -171,6 +171,14 @@ def test_a_larger_batch_replaces_a_buffer_that_is_free():
     assert slot_of(pair.send(5)) == 0
 
 
+def test_a_new_buffer_has_room_for_the_largest_batch_of_all_workers():
+    states = BufferStates(2)
+    first, second = WorkerBuffers(states, 0), WorkerBuffers(states, 1)
+    PackedBatch.pack(samples(1, height=700, width=1000), 1, first)
+    packed = PackedBatch.pack(samples(2), 1, second)
+    assert second.memory(slot_of(packed)).numel() == 5 * 2**20
+
+
 def test_a_buffer_is_free_when_the_device_is_done_and_not_before():
     locker = FakeLocker()
     pair = Pair(locker)

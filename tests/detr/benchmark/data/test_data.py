@@ -10,7 +10,15 @@ from detr.benchmark.data.baseline import PillowPipeline, pad_floats
 from detr.benchmark.data.memory import many_annotations_dataset, measure_memory
 from detr.benchmark.data.padding import coco_like_sizes, measure_padding
 from detr.benchmark.data.report import memory_section, padding_section, speed_section
-from detr.benchmark.data.speed import MAX_SIZE, SIZES, measure_core, measure_loader, recipe_dataset, write_photos
+from detr.benchmark.data.speed import (
+    MAX_SIZE,
+    SIZES,
+    LoaderSpeed,
+    measure_core,
+    measure_loader,
+    recipe_dataset,
+    write_photos,
+)
 from detr.data import Sampling, collate
 from detr.structures import ClassTable, Target
 
@@ -51,14 +59,21 @@ def test_ours_is_faster_and_photos_weigh_what_cocos_do(photos: Path):
     assert speed.ratio > 2
     num_bytes = [path.stat().st_size / (480 * 640) for path in (photos.parents[1] / "train").iterdir()]
     assert 0.4 < np.mean(num_bytes) < 0.65
-    text = speed_section(speed, {2: 100.0})
+    text = speed_section(speed, {2: LoaderSpeed(100.0, 1.25, 30.0)})
     assert f"{speed.ratio:.2f}" in text
-    assert "| 2 | 100 |" in text
+    assert "| 2 | 100 | 1.2 | 30 |" in text
 
 
 def test_the_loader_is_timed_over_repeated_photos(photos: Path):
     dataset = recipe_dataset(photos)
-    assert measure_loader(dataset, num_workers=1, batch_size=2, pin_memory=False, num_images=20) > 0
+    speed = measure_loader(dataset, num_workers=1, batch_size=2, pin_memory=False, num_images=80)
+    assert 0 < speed.main_ms < 1e3
+    assert speed.worker_ms is not None
+    # two images are decoded in milliseconds, and one worker has no more time than there is
+    assert 1 < speed.worker_ms < 1.2 * 2e3 / speed.images_per_s + 10
+    alone = measure_loader(dataset, num_workers=0, batch_size=2, pin_memory=False, num_images=20)
+    assert alone.worker_ms is None
+    assert alone.main_ms > 1
 
 
 def test_grouping_and_one_scale_need_the_padding_that_the_docs_say():
