@@ -76,7 +76,7 @@ def _measured(cfg: DictConfig, folder: Path) -> list[StepRow]:
     shared = [*preset.shared, *given]
     sources = [text for row in (shared, *chosen.values()) for text in row if text.startswith("data_source=")]
     if set(sources) - {"data_source=synthetic"} and cfg.data.get("root", "") is None:
-        write_jpeg_dataset(Path(cfg.jpeg_folder), num_images=cfg.num_jpegs, size=cfg.jpeg_size)
+        write_jpeg_dataset(Path(cfg.jpeg_folder), num_images=cfg.num_jpegs, size=tuple(cfg.jpeg_size))
         shared.append(f"data.root={Path(cfg.jpeg_folder).resolve()}")
     return run_matrix(
         Path(__file__),

@@ -27,7 +27,7 @@ def measure(tool: Tool, tmp_path: Path, *overrides: str) -> StepRow:
 def test_a_row_on_files(tool: Tool, smoke: list[str], tmp_path: Path):
     from detr.benchmark.steps.data import write_jpeg_dataset
 
-    write_jpeg_dataset(tmp_path / "jpegs", num_images=4, size=96)
+    write_jpeg_dataset(tmp_path / "jpegs", num_images=4, size=(96, 96))
     files = [f"data.root={tmp_path / 'jpegs'}", "transforms=flip_only", "transforms.eval.size=64", "data.pad_to=64"]
     for source in ("cached", "loader"):
         row = measure(tool, tmp_path, *smoke, *files, f"data_source={source}", "data.num_workers=0")
@@ -37,6 +37,24 @@ def test_a_row_on_files(tool: Tool, smoke: list[str], tmp_path: Path):
         assert row.num_workers == (0 if source == "loader" else None)
     assert row.environment["versions"]["torch"]
     assert row.spent_s.keys() == {"build", "warmup", "steps", "profile"}
+
+
+def test_all_rows_of_the_data_preset_have_one_padded_size(
+    tool: Tool, smoke: list[str], repository: Path, tmp_path: Path
+):
+    """Else they would compare sizes, and compile for minutes, instead of comparing where batches come from."""
+    from detr.benchmark.steps.data import write_jpeg_dataset
+
+    preset = yaml.safe_load((repository / "configs" / "benchmark" / "data.yaml").read_text())
+    shared = dict(text.split("=", 1) for text in preset["shared"])
+    assert shared["transforms"] == "fixed"
+    assert shared["transforms.eval.size"] == f"[{shared['height']},{shared['width']}]"
+    write_jpeg_dataset(tmp_path / "jpegs", num_images=8, size=(96, 128))
+    files = [f"data.root={tmp_path / 'jpegs'}", "transforms=fixed", "transforms.eval.size=[64,96]", "width=96"]
+    for name in ("synthetic", "cached", "loader_4_workers"):
+        row = measure(tool, tmp_path, *smoke, *files, *preset["rows"][name])
+        assert row.padded_mpx == 64 * 96 / 1e6
+        assert row.num_workers == (4 if name == "loader_4_workers" else None)
 
 
 def test_one_batch_size_a_row(refused: Tool, smoke: list[str], tmp_path: Path):

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from detr.benchmark.data.baseline import PillowPipeline, pad_floats
 from detr.data import CocoDataset, build_train_loader, collate, detr_augmentation
+from detr.data.layouts import Split
 from detr.data.repeated import RepeatedDataset
 
 SIZES, MAX_SIZE = tuple(range(480, 801, 32)), 1333
@@ -56,20 +57,23 @@ class LoaderSpeed:
     worker_ms: float | None
 
 
-def write_photos(folder: Path, *, num_images: int, size: tuple[int, int] = (480, 640), seed: int = 0) -> Path:
+def write_photos(
+    folder: Path, *, num_images: int, size: tuple[int, int] = (480, 640), split: Split = "train", seed: int = 0
+) -> Path:
     """JPEGs as large in bytes as COCO's photos, with boxes, as a COCO dataset; what is there already is kept.
 
     Args:
-        folder: Gets annotations/instances_train.json and train/.
+        folder: Gets annotations/instances_SPLIT.json and SPLIT/.
         num_images: How many.
-        size: (h, w) in pixels.
+        size: (h, w) in pixels, of 96 and more.
+        split: Of the dataset.
         seed: Of pixels and boxes.
 
     Returns:
         The annotation file.
     """
-    annotations = folder / "annotations" / "instances_train.json"
-    images = folder / "train"
+    annotations = folder / "annotations" / f"instances_{split}.json"
+    images = folder / split
     images.mkdir(parents=True, exist_ok=True)
     annotations.parent.mkdir(exist_ok=True)
     records: list[dict[str, object]] = []

@@ -16,10 +16,10 @@ from pathlib import Path
 from typing import Literal, Self, get_args
 
 import torch
-from PIL import Image
+from torch import Tensor
 
-from detr.data import DetectionData, EvalTransform, Sample, SyntheticDataset, collate
-from detr.data.layouts import Split
+from detr.benchmark.data.speed import write_photos
+from detr.data import DetectionData, Sample, collate
 from detr.structures import Batch, ImageBatch, Target
 
 DataSource = Literal["synthetic", "cached", "loader"]
@@ -117,7 +117,7 @@ def cached_batches(data: DetectionData, *, seed: int, rank: int = 0, world_size:
 
     def batches() -> Iterator[Batch]:
         for samples in itertools.cycle(cached):
-            yield _pinned(collate(samples, data.pad_to))
+            yield collate(samples, data.pad_to, allocate=_host_memory)
 
     return StepBatches(batches())
 
@@ -150,39 +150,30 @@ def loader_batches(
     return StepBatches(batches(), num_ahead)
 
 
-def write_jpeg_dataset(folder: Path, *, num_images: int, size: int) -> None:
-    """Both splits of the synthetic dataset as JPEG files in COCO's layout: decoding without a download.
+def write_jpeg_dataset(folder: Path, *, num_images: int, size: tuple[int, int]) -> None:
+    """Both splits of a dataset of `write_photos`: decoding as of COCO's photos without a download.
 
     Nothing is written where a dataset of the same numbers lies already.
 
     Args:
         folder: The root of the dataset.
         num_images: Of the training split; the validation split has one.
-        size: Height and width of the images in pixels.
+        size: (h, w) of the images in pixels.
 
     Raises:
         ValueError: The folder holds something else.
     """
     marker = folder / "jpeg_dataset.json"
-    wanted = {"num_images": num_images, "size": size}
+    wanted = {"num_images": num_images, "size": list(size)}
     if marker.is_file() and json.loads(marker.read_text()) == wanted:
         return
     if folder.exists() and any(folder.iterdir()):
         raise ValueError(
-            f"{folder} holds something else than {num_images} JPEG images of {size} pixels; remove it, or give another "
-            "jpeg_folder"
+            f"{folder} holds something else than {num_images} JPEG images of {size[0]} x {size[1]} pixels; remove it, "
+            "or give another jpeg_folder"
         )
-    (folder / "annotations").mkdir(parents=True)
-    lengths: dict[Split, int] = {"train": num_images, "val": 1}
-    for split, length in lengths.items():
-        dataset = SyntheticDataset(split, EvalTransform(None, None), num_images=length, size=size)
-        ground_truth = dataset.coco_ground_truth()
-        (folder / f"{split}2017").mkdir()
-        for index, image in enumerate(ground_truth["images"]):
-            image["file_name"] = image["file_name"].replace(".png", ".jpg")
-            pixels, _, _ = dataset.render(index)
-            Image.fromarray(pixels.transpose(1, 2, 0)).save(folder / f"{split}2017" / image["file_name"], quality=90)
-        (folder / "annotations" / f"instances_{split}2017.json").write_text(json.dumps(ground_truth))
+    write_photos(folder, num_images=num_images, size=size, split="train")
+    write_photos(folder, num_images=1, size=size, split="val")
     marker.write_text(json.dumps(wanted))
 
 
@@ -192,6 +183,11 @@ def _samples(batch: Batch) -> list[Sample]:
         (pixels[:, :h, :w].clone(), target)
         for pixels, (h, w), target in zip(batch.images.pixels, batch.images.sizes.tolist(), batch.targets, strict=True)
     ]
+
+
+def _host_memory(num_bytes: int) -> Tensor:
+    """uint8 memory, page-locked where there is a GPU to copy from it; PyTorch keeps it for later ones of the size."""
+    return torch.empty(num_bytes, dtype=torch.uint8, pin_memory=torch.cuda.is_available())
 
 
 def _pinned(batch: Batch) -> Batch:

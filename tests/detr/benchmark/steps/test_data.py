@@ -30,23 +30,23 @@ def make_data(root, *, batch_size=2, num_workers=0, pad_to=1):
 @pytest.fixture(scope="module")
 def jpegs(tmp_path_factory):
     folder = tmp_path_factory.mktemp("data") / "jpegs"
-    write_jpeg_dataset(folder, num_images=5, size=96)
+    write_jpeg_dataset(folder, num_images=5, size=(96, 128))
     return folder
 
 
 def test_the_jpeg_dataset(jpegs):
-    files = sorted((jpegs / "train2017").iterdir())
+    files = sorted((jpegs / "train").iterdir())
     assert len(files) == 5
     with Image.open(files[0]) as image:
-        assert (image.format, image.size) == ("JPEG", (96, 96))
-    annotations = json.loads((jpegs / "annotations" / "instances_train2017.json").read_text())
+        assert (image.format, image.size) == ("JPEG", (128, 96))
+    annotations = json.loads((jpegs / "annotations" / "instances_train.json").read_text())
     assert {image["file_name"] for image in annotations["images"]} == {file.name for file in files}
     assert annotations["annotations"]
     before = files[0].stat().st_mtime_ns
-    write_jpeg_dataset(jpegs, num_images=5, size=96)
+    write_jpeg_dataset(jpegs, num_images=5, size=(96, 128))
     assert files[0].stat().st_mtime_ns == before
-    with pytest.raises(ValueError, match="holds something else than 6 JPEG images of 96 pixels"):
-        write_jpeg_dataset(jpegs, num_images=6, size=96)
+    with pytest.raises(ValueError, match="holds something else than 6 JPEG images of 96 x 128 pixels"):
+        write_jpeg_dataset(jpegs, num_images=6, size=(96, 128))
 
 
 def test_cached_images_are_those_of_the_first_epoch(jpegs):
