@@ -18,6 +18,10 @@ GUARDED_ELSEWHERE = {
     ("detr/telemetry/environment.py", "_describe_gpu"): "called for GPUs that were counted",
     ("detr/engine/cuda_graphs.py", "_capture"): "the constructor refuses other devices",
     ("detr/distributed.py", "barrier"): "the process group is NCCL's",
+    **{
+        ("detr/data/page_locks.py", name): "the constructor refuses machines without a GPU"
+        for name in ("lock", "unlock", "mark", "wait")
+    },
 }
 
 
