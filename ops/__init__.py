@@ -3,7 +3,7 @@
 The public surface is what this file exports. Importing it compiles nothing and touches no GPU.
 """
 
-from ops.assignment import assign
+from ops.assignment import assign, assign_runs_on
 from ops.msda.config import KernelConfig
 from ops.msda.dispatch import BackendStatus, BackendUnavailable, backends
 from ops.msda.functional import ms_deform_attn, ms_deform_attn_fused
@@ -16,6 +16,7 @@ __all__ = [
     "KernelConfig",
     "MSDeformAttn",
     "assign",
+    "assign_runs_on",
     "backends",
     "ms_deform_attn",
     "ms_deform_attn_fused",

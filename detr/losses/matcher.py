@@ -21,10 +21,11 @@ from detr.losses.candidates import cheapest_candidates
 from detr.losses.matches import Matches, assign_on_device, matches_from_host
 from detr.losses.padded_targets import PaddedTargets
 from detr.telemetry.host_copy import HostCopy
+from ops import assign_runs_on
 
 logger = logging.getLogger(__name__)
 
-Solver = Literal["host", "device"]
+Solver = Literal["auto", "host", "device"]
 
 
 @dataclass(frozen=True)
@@ -51,7 +52,8 @@ class HungarianMatcher(nn.Module):
     waits: costs that are not finite are then reported at the next call.
 
     Args:
-        solver: host | device. Both find the cheapest assignment; among equally cheap ones their choice may differ.
+        solver: host | device | auto: device for predictions on a GPU where the kernel runs, else host. Both find the
+            cheapest assignment; among equally cheap ones their choice may differ.
         cost_class: Weight of the focal classification cost.
         cost_bbox: Weight of the L1 distance of (cx, cy, w, h).
         cost_giou: Weight of the negative generalised IoU.
@@ -62,7 +64,7 @@ class HungarianMatcher(nn.Module):
     def __init__(
         self,
         *,
-        solver: Solver = "host",
+        solver: Solver = "auto",
         cost_class: float = 2.0,
         cost_bbox: float = 5.0,
         cost_giou: float = 2.0,
@@ -73,7 +75,7 @@ class HungarianMatcher(nn.Module):
         if cost_class == cost_bbox == cost_giou == 0:
             raise ValueError("HungarianMatcher: at least one of cost_class, cost_bbox, cost_giou must not be 0")
         if solver not in get_args(Solver):
-            raise ValueError(f"criterion.matcher.solver must be host or device; got {solver!r}")
+            raise ValueError(f"criterion.matcher.solver must be auto, host or device; got {solver!r}")
         self.solver = solver
         self.cost_class = cost_class
         self.cost_bbox = cost_bbox
@@ -99,7 +101,7 @@ class HungarianMatcher(nn.Module):
         """
         for problem in problems:
             self._warn_if_crowded(problem)
-        if self.solver == "device":
+        if self._solves_on_device(problems[0].logits.device):
             return self._match_on_device(problems)
         found = [self._candidates(problem) for problem in problems]
         # what is faulty rides along in the one copy: by itself it would cost more stalls
@@ -117,6 +119,11 @@ class HungarianMatcher(nn.Module):
             table = _solve_on_host(host_cost.reshape(candidates.cost.shape), problem.targets.counts)
             matches.append(candidates.of_queries(matches_from_host(table, problem.logits.device)))
         return matches
+
+    def _solves_on_device(self, device: torch.device) -> bool:
+        if self.solver == "auto":
+            return device.type == "cuda" and assign_runs_on(device)
+        return self.solver == "device"
 
     def _match_on_device(self, problems: Sequence[MatchingProblem]) -> list[Matches]:
         for problem in problems:

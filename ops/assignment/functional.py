@@ -11,6 +11,11 @@ from torch import Tensor
 _HAS_TRITON = importlib.util.find_spec("triton") is not None
 
 
+def assign_runs_on(device: torch.device) -> bool:
+    """Whether `assign` takes costs on this device."""
+    return device.type == "cpu" or (device.type == "cuda" and _HAS_TRITON)
+
+
 def assign(cost: Tensor, num_targets: Tensor) -> Tensor:
     """Give each target a query of its own, at the least total cost (or each query a target, where those are more).
 
@@ -43,7 +48,7 @@ def assign(cost: Tensor, num_targets: Tensor) -> Tensor:
         return assigned
     if cost.device.type == "cpu":
         _assign_with_scipy(cost, num_targets, assigned)
-    elif cost.is_cuda and _HAS_TRITON:
+    elif assign_runs_on(cost.device):
         from ops.assignment.kernel import launch_assign
 
         launch_assign(cost, num_targets, assigned)

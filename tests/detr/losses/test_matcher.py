@@ -199,6 +199,16 @@ def test_proposals_are_checked_as_objects_of_one_class():
     assert matches.query.shape == (1, 2)
 
 
+@pytest.mark.parametrize(
+    ("device", "has_kernel", "on_device"), [("cuda", True, True), ("cuda", False, False), ("cpu", True, False)]
+)
+def test_auto_solves_where_the_kernel_runs(device, has_kernel, on_device, monkeypatch):
+    monkeypatch.setattr("ops.assignment.functional._HAS_TRITON", has_kernel)
+    assert HungarianMatcher()._solves_on_device(torch.device(device)) == on_device
+    for solver in SOLVERS:
+        assert HungarianMatcher(solver=solver)._solves_on_device(torch.device(device)) == (solver == "device")
+
+
 def test_a_solver_that_is_not_there_is_refused():
     with pytest.raises(ValueError, match="host or device; got 'gpu'"):
         HungarianMatcher(solver="gpu")
