@@ -2,6 +2,7 @@
 # What docs/results.md waits for, on one GPU with 16 cores. Each part stays under ten minutes; one that was cut short goes
 # on when it is given again.
 #   DATA=DIR WEIGHTS=FILE bash scripts/evidence.sh kernels        30 short runs, five at once (again for what is left)
+#   GPUS=2 DATA=DIR WEIGHTS=FILE bash scripts/evidence.sh kernels likewise with two GPUs and 32 cores, ten at once
 #   DATA=DIR WEIGHTS=FILE bash scripts/evidence.sh bccd           the full recipe, three seeds at once
 #   DATA=DIR WEIGHTS=FILE bash scripts/evidence.sh two_stage      likewise with two stages
 #   bash scripts/evidence.sh gradients                            after kernels: distances from float64 along its first run
@@ -28,7 +29,7 @@ compare() { # name of the report, preset, runs at once, further keys
     : "${DATA:?set DATA to the folder of the blood cells}" "${WEIGHTS:?set WEIGHTS to weights of tf_efficientnet_lite0}"
     # compilers of all runs share the cores
     TORCHINDUCTOR_COMPILE_THREADS=3 "$python" "$root/tools/compare_accuracy.py" "accuracy=$preset" \
-        "output_dir=$folder" "num_parallel=$parallel" "minutes=${MINUTES:-9}" \
+        "output_dir=$folder" "num_parallel=$parallel" "gpus=${GPUS:-1}" "minutes=${MINUTES:-9}" \
         "train=[\"data.root=$DATA\",\"backbone.pretrained=$WEIGHTS\",\"data.cache_dir=/dev/shm/evidence\"]" "${@:4}"
     sed "s|(curves.png)|(accuracy_$name.png)|" "$folder/report.md" > "$reports/accuracy_$name.md"
     cp "$folder/curves.png" "$reports/accuracy_$name.png"

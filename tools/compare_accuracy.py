@@ -3,7 +3,8 @@
 Keys:
   accuracy=smoke         the configurations and seeds, of configs/accuracy: smoke, kernels, bccd, ...
   train=[]               keys of tools/train.py for every run, such as ["data.root=FOLDER"]
-  num_parallel=1         runs at once, on one GPU
+  num_parallel=1         runs at once on each GPU
+  gpus=1                 GPUs to share them
   minutes=null           of this sitting; a run that would probably end later waits for the next; null: no limit
   only=null              configurations to run, as [a,b]; [] writes the report alone; null: all
   seeds=null             instead of the preset's, as [1,2,3]
@@ -27,7 +28,7 @@ from omegaconf import DictConfig
 from detr.benchmark.accuracy.report import accuracy_report, write_accuracy_csv
 from detr.benchmark.accuracy.row import AccuracyRow, read_accuracy_rows
 from detr.benchmark.accuracy.run_curves import plot_runs, read_run_curve
-from detr.benchmark.accuracy.runs import latest_rows, plan_runs, run_sitting
+from detr.benchmark.accuracy.runs import gpus_to_share, latest_rows, plan_runs, run_sitting
 from tools.launcher import hydra_tool
 
 
@@ -50,6 +51,7 @@ def main(cfg: DictConfig) -> None:
             chosen,
             folder=folder,
             num_parallel=cfg.num_parallel,
+            gpus=gpus_to_share(cfg.gpus),
             minutes=cfg.minutes,
             expected_s=preset.expected_s,
             timeout_s=cfg.run_timeout_s,

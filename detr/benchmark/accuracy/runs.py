@@ -42,6 +42,7 @@ class RunSpec:
 class _Running:
     spec: RunSpec
     process: "subprocess.Popen[bytes]"
+    gpu: str | None
     started_s: float
     log_start: int
     asked_to_stop_s: float | None = None
@@ -77,6 +78,7 @@ def run_sitting(
     *,
     folder: Path,
     num_parallel: int = 1,
+    gpus: Sequence[str | None] = (None,),
     minutes: float | None = None,
     expected_s: float = 60.0,
     timeout_s: float = 3600.0,
@@ -91,7 +93,8 @@ def run_sitting(
         script: tools/train.py.
         specs: What to run, in this order.
         folder: Gets rows.jsonl, and runs/LABEL and runs/LABEL.log of each run.
-        num_parallel: Runs at once, on one GPU.
+        num_parallel: Runs at once on each GPU.
+        gpus: What CUDA_VISIBLE_DEVICES is for a run on each; None: as it is.
         minutes: Of this sitting; a run that would probably end later is not started. None: no limit.
         expected_s: How long a run takes, as long as none has shown it.
         timeout_s: A run that takes longer is ended.
@@ -105,7 +108,8 @@ def run_sitting(
     rows_file.touch()
     known = latest_rows(read_accuracy_rows(rows_file), specs)
     pending = [spec for spec in specs if spec not in known or (retry_failed and not known[spec].is_ok)]
-    _say(f"{len(specs) - len(pending)} of {len(specs)} runs are done, {len(pending)} to go, {num_parallel} at once")
+    num_slots = num_parallel * len(gpus)
+    _say(f"{len(specs) - len(pending)} of {len(specs)} runs are done, {len(pending)} to go, {num_slots} at once")
     took_s = {row.name: row.wall_s for row in known.values() if row.wall_s is not None}
     deadline_s = None if minutes is None else time.monotonic() + 60 * minutes
     running: list[_Running] = []
@@ -115,9 +119,10 @@ def run_sitting(
                 now_s = time.monotonic()
                 for spec in list(pending):
                     guess_s = took_s.get(spec.name, max(took_s.values(), default=expected_s))
-                    if len(running) < num_parallel and (deadline_s is None or now_s + guess_s <= deadline_s):
+                    if len(running) < num_slots and (deadline_s is None or now_s + guess_s <= deadline_s):
                         pending.remove(spec)
-                        running.append(_start(script, spec, runs, num_parallel))
+                        gpu = min(gpus, key=[run.gpu for run in running].count)
+                        running.append(_start(script, spec, runs, gpu, num_slots))
                 if not running:
                     break
                 for run in list(running):
@@ -147,6 +152,25 @@ def run_sitting(
     return [known[spec] for spec in specs if spec in known]
 
 
+def gpus_to_share(num_gpus: int) -> list[str | None]:
+    """What CUDA_VISIBLE_DEVICES is for a process on each of the first `num_gpus` GPUs; [None] for one: as it is.
+
+    Raises:
+        ValueError: CUDA_VISIBLE_DEVICES names fewer.
+    """
+    if num_gpus < 1:
+        raise ValueError(f"gpus must be at least 1; got {num_gpus}")
+    if num_gpus == 1:
+        return [None]
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    names = [str(index) for index in range(num_gpus)] if visible is None else visible.split(",")
+    if len(names) < num_gpus:
+        raise ValueError(
+            f"gpus={num_gpus}, but CUDA_VISIBLE_DEVICES={visible} names {len(names)}; lower gpus or unset it"
+        )
+    return list(names[:num_gpus])
+
+
 def latest_rows(rows: Sequence[AccuracyRow], specs: Sequence[RunSpec]) -> dict[RunSpec, AccuracyRow]:
     """The last row of each spec; rows of other overrides, as of an older preset, belong to none."""
     by_key = {(row.name, row.seed, row.overrides): row for row in rows}
@@ -154,9 +178,9 @@ def latest_rows(rows: Sequence[AccuracyRow], specs: Sequence[RunSpec]) -> dict[R
     return {spec: row for spec, row in found.items() if row is not None}
 
 
-def _start(script: Path, spec: RunSpec, runs: Path, num_parallel: int) -> _Running:
+def _start(script: Path, spec: RunSpec, runs: Path, gpu: str | None, num_slots: int) -> _Running:
     arguments = [*spec.overrides, f"seed={spec.seed}", f"name={spec.label}", f"output_dir={runs / spec.label}"]
-    threads = str(max(1, (os.cpu_count() or 1) // num_parallel))
+    threads = str(max(1, (os.cpu_count() or 1) // num_slots))
     _say(f"{spec.label} starts")
     with (runs / f"{spec.label}.log").open("ab") as log:
         log_start = log.tell()
@@ -164,11 +188,11 @@ def _start(script: Path, spec: RunSpec, runs: Path, num_parallel: int) -> _Runni
             [sys.executable, str(script), *arguments],
             stdout=log,
             stderr=subprocess.STDOUT,
-            env={"OMP_NUM_THREADS": threads} | os.environ,
+            env={"OMP_NUM_THREADS": threads} | os.environ | ({} if gpu is None else {"CUDA_VISIBLE_DEVICES": gpu}),
             # a session of its own, so that its data workers end with it
             start_new_session=True,
         )
-    return _Running(spec, process, time.monotonic(), log_start)
+    return _Running(spec, process, gpu, time.monotonic(), log_start)
 
 
 def _stop_if_late(run: _Running, deadline_s: float | None, timeout_s: float) -> None:

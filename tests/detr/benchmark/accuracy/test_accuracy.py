@@ -11,18 +11,18 @@ import pytest
 from detr.benchmark.accuracy.report import accuracy_report, write_accuracy_csv
 from detr.benchmark.accuracy.row import AccuracyRow, read_accuracy_rows
 from detr.benchmark.accuracy.run_curves import format_ap_table, plot_runs, read_run_curve
-from detr.benchmark.accuracy.runs import RunSpec, plan_runs, run_sitting
+from detr.benchmark.accuracy.runs import RunSpec, gpus_to_share, plan_runs, run_sitting
 from detr.benchmark.accuracy.stats import difference_sentence, paired_difference, pooled_difference, pooled_spread
 
 # stands for tools/train.py: trains, dies, or sleeps until it is asked to stop, as `act` says
 RUN_SCRIPT = """
-import json, signal, sys, time
+import json, os, signal, sys, time
 from pathlib import Path
 arguments = dict(a.split("=", 1) for a in sys.argv[1:])
 folder = Path(arguments["output_dir"])
 folder.mkdir(exist_ok=True)
 with (folder.parent / "starts").open("a") as file:
-    file.write(f"{arguments['name']} {time.monotonic()}\\n")
+    file.write(f"{arguments['name']} {time.monotonic()} {os.environ.get('CUDA_VISIBLE_DEVICES')}\\n")
 if arguments["act"] == "die":
     print("error: kernel=cuda was asked for, but no GPU is visible")
     raise SystemExit(1)
@@ -101,6 +101,23 @@ def test_a_second_sitting_goes_on_where_the_first_ended(script: Path, tmp_path: 
     failed = specs_of({"bad": rows["bad"]}, [0])
     run_sitting(script, failed, folder=tmp_path / "out", retry_failed=True)
     assert starts(tmp_path / "out").count("bad_seed0") == 2
+
+
+def test_gpus_are_shared_evenly(script: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    assert gpus_to_share(1) == [None]
+    assert gpus_to_share(2) == ["0", "1"]
+    rows = {name: ["act=run", "ap=0.5", "sleep=0.6"] for name in "abcd"}
+    run_sitting(script, specs_of(rows, [0]), folder=tmp_path, num_parallel=2, gpus=gpus_to_share(2))
+    lines = [line.split() for line in (tmp_path / "runs" / "starts").read_text().splitlines()]
+    assert sorted(line[2] for line in lines) == ["0", "0", "1", "1"]
+    times = sorted(float(line[1]) for line in lines)
+    assert times[3] - times[0] < 0.6
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "5,3")
+    assert gpus_to_share(2) == ["5", "3"]
+    for num_gpus, words in ((0, "at least 1"), (3, "names 2; lower gpus")):
+        with pytest.raises(ValueError, match=words):
+            gpus_to_share(num_gpus)
 
 
 def test_several_run_at_once(script: Path, tmp_path: Path):
