@@ -18,7 +18,7 @@ keys=()
 for argument in "$@"; do
     if [[ "$argument" == *=* ]]; then keys+=("$argument"); else presets+=("$argument"); fi
 done
-[[ ${#presets[@]} -gt 0 ]] || presets=(batches variants accumulators precision kernels data scaling)
+[[ ${#presets[@]} -gt 0 ]] || presets=(batches variants accumulators precision kernels data recipe scaling)
 mkdir -p "$out"
 
 for preset in "${presets[@]}"; do

@@ -1,7 +1,7 @@
 """Time whole training steps, one row a configuration, each in fresh processes and in an order that cancels drift.
 
 Keys:
-  benchmark=smoke        the rows, of configs/benchmark: batches, kernels, precision, data, scaling, numerics, ...
+  benchmark=smoke        the rows, of configs/benchmark: batches, kernels, precision, data, recipe, scaling, ...
   only=null              rows of the preset to measure, as [a,b]; null: all
   batch_size=16          images a GPU, where the rows do not say
   data_source=synthetic  synthetic | cached | loader: batches in memory, images in memory, the DataLoader on files
@@ -29,7 +29,7 @@ from hydra.utils import instantiate
 from omegaconf import DictConfig
 from PIL import Image
 
-from detr.benchmark.steps.data import write_jpeg_dataset
+from detr.benchmark.steps.data import jpeg_sizes, write_jpeg_dataset
 from detr.benchmark.steps.matrix import run_matrix
 from detr.benchmark.steps.numerics import numerics_report, plot_numerics
 from detr.benchmark.steps.report import kernel_report, markdown_report, plot_report
@@ -76,8 +76,10 @@ def _measured(cfg: DictConfig, folder: Path) -> list[StepRow]:
     shared = [*preset.shared, *given]
     sources = [text for row in (shared, *chosen.values()) for text in row if text.startswith("data_source=")]
     if set(sources) - {"data_source=synthetic"} and cfg.data.get("root", "") is None:
-        write_jpeg_dataset(Path(cfg.jpeg_folder), num_images=cfg.num_jpegs, size=tuple(cfg.jpeg_size))
-        shared.append(f"data.root={Path(cfg.jpeg_folder).resolve()}")
+        size = preset.get("jpeg_size", cfg.jpeg_size)
+        root = Path(cfg.jpeg_folder) / (size if isinstance(size, str) else "x".join(map(str, size)))
+        write_jpeg_dataset(root, jpeg_sizes(size, cfg.num_jpegs))
+        shared.append(f"data.root={root.resolve()}")
     return run_matrix(
         Path(__file__),
         chosen,

@@ -60,7 +60,7 @@ def main(cfg: DictConfig) -> None:
 
 def measure_speed_part(cfg: DictConfig, folder: Path) -> str:
     """One core against Pillow's pipeline, then the loader with each number of workers."""
-    dataset = recipe_dataset(write_photos(folder / "photos", num_images=cfg.num_photos))
+    dataset = recipe_dataset(write_photos(folder / "photos", [(480, 640)] * cfg.num_photos))
     core = measure_core(dataset, num_rounds=cfg.num_rounds)
     workers = {
         int(count): measure_loader(

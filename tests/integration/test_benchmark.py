@@ -27,7 +27,7 @@ def measure(tool: Tool, tmp_path: Path, *overrides: str) -> StepRow:
 def test_a_row_on_files(tool: Tool, smoke: list[str], tmp_path: Path):
     from detr.benchmark.steps.data import write_jpeg_dataset
 
-    write_jpeg_dataset(tmp_path / "jpegs", num_images=4, size=(96, 96))
+    write_jpeg_dataset(tmp_path / "jpegs", [(96, 96)] * 4)
     files = [f"data.root={tmp_path / 'jpegs'}", "transforms=flip_only", "transforms.eval.size=64", "data.pad_to=64"]
     for source in ("cached", "loader"):
         row = measure(tool, tmp_path, *smoke, *files, f"data_source={source}", "data.num_workers=0")
@@ -49,7 +49,7 @@ def test_all_rows_of_the_data_preset_have_one_padded_size(
     shared = dict(text.split("=", 1) for text in preset["shared"])
     assert shared["transforms"] == "fixed"
     assert shared["transforms.eval.size"] == f"[{shared['height']},{shared['width']}]"
-    write_jpeg_dataset(tmp_path / "jpegs", num_images=8, size=(96, 128))
+    write_jpeg_dataset(tmp_path / "jpegs", [(96, 128)] * 8)
     files = [f"data.root={tmp_path / 'jpegs'}", "transforms=fixed", "transforms.eval.size=[64,96]", "width=96"]
     for name in ("synthetic", "cached", "loader_4_workers"):
         row = measure(tool, tmp_path, *smoke, *files, *preset["rows"][name])

@@ -57,15 +57,12 @@ class LoaderSpeed:
     worker_ms: float | None
 
 
-def write_photos(
-    folder: Path, *, num_images: int, size: tuple[int, int] = (480, 640), split: Split = "train", seed: int = 0
-) -> Path:
+def write_photos(folder: Path, sizes: Sequence[tuple[int, int]], *, split: Split = "train", seed: int = 0) -> Path:
     """JPEGs as large in bytes as COCO's photos, with boxes, as a COCO dataset; what is there already is kept.
 
     Args:
         folder: Gets annotations/instances_SPLIT.json and SPLIT/.
-        num_images: How many.
-        size: (h, w) in pixels, of 96 and more.
+        sizes: (h, w) of each image in pixels, of 96 and more.
         split: Of the dataset.
         seed: Of pixels and boxes.
 
@@ -78,14 +75,14 @@ def write_photos(
     annotations.parent.mkdir(exist_ok=True)
     records: list[dict[str, object]] = []
     boxes: list[dict[str, object]] = []
-    for index in range(num_images):
+    for index, (h, w) in enumerate(sizes):
         random = np.random.default_rng((seed, index))
         name = f"{index:06d}.jpg"
         if not (images / name).exists():
-            Image.fromarray(_photo(random, size)).save(images / name, quality=_JPEG_QUALITY)
-        records.append({"id": index + 1, "file_name": name, "height": size[0], "width": size[1]})
+            Image.fromarray(_photo(random, (h, w))).save(images / name, quality=_JPEG_QUALITY)
+        records.append({"id": index + 1, "file_name": name, "height": h, "width": w})
         for _ in range(_BOXES_AN_IMAGE):
-            x, y = random.uniform(0, size[1] - 80), random.uniform(0, size[0] - 80)
+            x, y = random.uniform(0, w - 80), random.uniform(0, h - 80)
             box = [x, y, *random.uniform(10, 80, 2)]
             boxes.append({"id": len(boxes) + 1, "image_id": index + 1, "category_id": 1, "bbox": box, "iscrowd": 0})
     content = {"images": records, "annotations": boxes, "categories": [{"id": 1, "name": "thing"}]}

@@ -18,6 +18,7 @@ from typing import Literal, Self, get_args
 import torch
 from torch import Tensor
 
+from detr.benchmark.data.padding import coco_like_sizes
 from detr.benchmark.data.speed import write_photos
 from detr.data import DetectionData, Sample, collate
 from detr.structures import Batch, ImageBatch, Target
@@ -150,30 +151,42 @@ def loader_batches(
     return StepBatches(batches(), num_ahead)
 
 
-def write_jpeg_dataset(folder: Path, *, num_images: int, size: tuple[int, int]) -> None:
+def jpeg_sizes(size: str | Sequence[int], num_images: int) -> list[tuple[int, int]]:
+    """(h, w) of each image: `size` is one for all, or `coco` for sizes drawn from those of COCO's photos.
+
+    Raises:
+        ValueError: It is neither.
+    """
+    if size == "coco":
+        return [(int(h), int(w)) for h, w in coco_like_sizes(num_images)]
+    if isinstance(size, str) or len(size) != 2:
+        raise ValueError(f"jpeg_size must be [height,width] in pixels, or coco; got {size}")
+    return [(int(size[0]), int(size[1]))] * num_images
+
+
+def write_jpeg_dataset(folder: Path, sizes: Sequence[tuple[int, int]]) -> None:
     """Both splits of a dataset of `write_photos`: decoding as of COCO's photos without a download.
 
     Nothing is written where a dataset of the same numbers lies already.
 
     Args:
         folder: The root of the dataset.
-        num_images: Of the training split; the validation split has one.
-        size: (h, w) of the images in pixels.
+        sizes: (h, w) of the training images in pixels; the validation split has one image, of the first size.
 
     Raises:
         ValueError: The folder holds something else.
     """
     marker = folder / "jpeg_dataset.json"
-    wanted = {"num_images": num_images, "size": list(size)}
+    wanted = {"sizes": [list(size) for size in sizes]}
     if marker.is_file() and json.loads(marker.read_text()) == wanted:
         return
     if folder.exists() and any(folder.iterdir()):
         raise ValueError(
-            f"{folder} holds something else than {num_images} JPEG images of {size[0]} x {size[1]} pixels; remove it, "
-            "or give another jpeg_folder"
+            f"{folder} holds something else than {len(sizes)} JPEG images, the first of {sizes[0][0]} x {sizes[0][1]} "
+            "pixels; remove it, or give another jpeg_folder"
         )
-    write_photos(folder, num_images=num_images, size=size, split="train")
-    write_photos(folder, num_images=1, size=size, split="val")
+    write_photos(folder, sizes, split="train")
+    write_photos(folder, sizes[:1], split="val")
     marker.write_text(json.dumps(wanted))
 
 

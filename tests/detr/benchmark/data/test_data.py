@@ -25,7 +25,7 @@ from detr.structures import ClassTable, Target
 
 @pytest.fixture(scope="module")
 def photos(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_photos(tmp_path_factory.mktemp("photos"), num_images=6)
+    return write_photos(tmp_path_factory.mktemp("photos"), [(480, 640)] * 6)
 
 
 def test_both_pipelines_make_the_same_images(photos: Path):

@@ -7,7 +7,7 @@ import pytest
 import torch
 from PIL import Image
 
-from detr.benchmark.steps.data import cached_batches, check_source, loader_batches, write_jpeg_dataset
+from detr.benchmark.steps.data import cached_batches, check_source, jpeg_sizes, loader_batches, write_jpeg_dataset
 from detr.data import EvalTransform, coco_data, detr_augmentation
 
 
@@ -30,7 +30,7 @@ def make_data(root, *, batch_size=2, num_workers=0, pad_to=1):
 @pytest.fixture(scope="module")
 def jpegs(tmp_path_factory):
     folder = tmp_path_factory.mktemp("data") / "jpegs"
-    write_jpeg_dataset(folder, num_images=5, size=(96, 128))
+    write_jpeg_dataset(folder, [(96, 128)] * 5)
     return folder
 
 
@@ -43,10 +43,27 @@ def test_the_jpeg_dataset(jpegs):
     assert {image["file_name"] for image in annotations["images"]} == {file.name for file in files}
     assert annotations["annotations"]
     before = files[0].stat().st_mtime_ns
-    write_jpeg_dataset(jpegs, num_images=5, size=(96, 128))
+    write_jpeg_dataset(jpegs, [(96, 128)] * 5)
     assert files[0].stat().st_mtime_ns == before
-    with pytest.raises(ValueError, match="holds something else than 6 JPEG images of 96 x 128 pixels"):
-        write_jpeg_dataset(jpegs, num_images=6, size=(96, 128))
+    with pytest.raises(ValueError, match="holds something else than 6 JPEG images, the first of 96 x 128 pixels"):
+        write_jpeg_dataset(jpegs, [(96, 128)] * 6)
+
+
+def test_jpeg_sizes():
+    assert jpeg_sizes([96, 128], 2) == [(96, 128)] * 2
+    assert len(set(jpeg_sizes("coco", 50))) > 5
+    for wrong in ("voc", [96]):
+        with pytest.raises(ValueError, match="jpeg_size must be"):
+            jpeg_sizes(wrong, 2)
+
+
+def test_jpegs_of_several_sizes(tmp_path):
+    write_jpeg_dataset(tmp_path, [(96, 128), (128, 100)])
+    sizes = []
+    for file in sorted((tmp_path / "train").iterdir()):
+        with Image.open(file) as image:
+            sizes.append(image.size)
+    assert sizes == [(128, 96), (100, 128)]
 
 
 def test_cached_images_are_those_of_the_first_epoch(jpegs):
