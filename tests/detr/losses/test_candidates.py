@@ -14,7 +14,7 @@ from detr.losses.padded_targets import PaddedTargets
 from detr.structures import Target
 
 
-def random_cost(kind, T, Lq=700):
+def random_cost(kind, T, Lq=2300):
     generator = torch.Generator().manual_seed(T)
     cost = torch.rand(2, 3, Lq, T, generator=generator) * 20 - 10
     if kind == "all boxes want the same queries":
@@ -46,11 +46,16 @@ def test_the_cheapest_assignment_costs_the_same(kind, T):
 
 
 def test_little_is_left_as_it_is():
-    for cost in (torch.rand(1, 1, 300, 0), torch.rand(1, 2, 195, 7), torch.rand(1, 2, 5, 9)):
+    for cost in (
+        torch.rand(1, 1, 3000, 0),
+        torch.rand(1, 2, 300, 7),
+        torch.rand(1, 2, 2096, 7),
+        torch.rand(1, 2, 5, 9),
+    ):
         kept, queries = cheapest_candidates(cost)
         assert kept is cost
         assert queries is None
-    assert cheapest_candidates(torch.rand(1, 2, 196, 7))[1] is not None
+    assert cheapest_candidates(torch.rand(1, 2, 2097, 7))[1] is not None
 
 
 class TestMatcher:
@@ -69,8 +74,8 @@ class TestMatcher:
             for count in (5, 0, 11)
         ]
         return MatchingProblem(
-            torch.randn(2, 3, 600, 4, generator=generator),
-            torch.rand(2, 3, 600, 4, generator=generator),
+            torch.randn(2, 3, 2200, 4, generator=generator),
+            torch.rand(2, 3, 2200, 4, generator=generator),
             PaddedTargets.from_targets(targets, torch.device("cpu")),
         )
 
@@ -87,14 +92,14 @@ class TestMatcher:
     @pytest.mark.parametrize("value", [float("nan"), float("inf"), float("-inf")])
     def test_queries_that_are_not_finite_come_last(self, problem, solver, value, caplog):
         boxes = problem.boxes.clone()
-        boxes[:, 2, :585] = value
+        boxes[:, 2, :2185] = value
         matcher = HungarianMatcher(solver=solver)
         matches = matcher(replace(problem, boxes=boxes))
-        assert (matches.query[:, matches.image == 2] >= 585).all()
+        assert (matches.query[:, matches.image == 2] >= 2185).all()
         if solver == "device":
             matcher(problem)  # which reports the step before
         # of all queries and boxes, padding included
-        assert f"{2 * 585 * 11} of {2 * 3 * 600 * 11} costs are not finite" in caplog.text
+        assert f"{2 * 2185 * 11} of {2 * 3 * 2200 * 11} costs are not finite" in caplog.text
 
 
 def pairs(matches):
