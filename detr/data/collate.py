@@ -10,6 +10,7 @@ from torch import Tensor
 
 from detr.data.dataset import Sample
 from detr.data.recycled import ReceivedBuffers, SharedPixels, WorkerBuffers
+from detr.data.shared_memory import new_shared_memory
 from detr.structures import Batch, ImageBatch, Target
 
 
@@ -44,13 +45,17 @@ class PackedBatch:
 
     @classmethod
     def pack(cls, samples: Sequence[Sample], pad_to: int, buffers: WorkerBuffers) -> "PackedBatch":
-        """The batch of `samples`, padded into a buffer where one is free; see `collate`."""
+        """The batch of `samples`, padded into a buffer where one is free, else into shared memory of its own.
+
+        Raises:
+            OSError: There is no shared memory left.
+        """
         slot: int | None = None
 
         def allocate(num_bytes: int) -> Tensor:
             nonlocal slot
             slot = buffers.take(num_bytes)
-            return torch.empty(num_bytes, dtype=torch.uint8) if slot is None else buffers.memory(slot)
+            return new_shared_memory(num_bytes) if slot is None else buffers.memory(slot)
 
         batch = collate(samples, pad_to, allocate=allocate)
         pixels: Tensor | SharedPixels = batch.images.pixels

@@ -5,6 +5,7 @@ epoch), and in the main process put back afterwards. Pixels so depend neither on
 rank, and loading in the main process leaves the random numbers of training alone.
 """
 
+import pickle
 import random
 import time
 import traceback
@@ -99,20 +100,33 @@ class DetectionLoader:
 
         Raises:
             ValueError: A sample cannot be loaded. The message is that of the dataset, whatever process read it.
-            OSError: Likewise.
+            OSError: Likewise; or there is no shared memory left.
             ChildProcessError: A worker died; names the sample it loaded.
-            RuntimeError: Memory cannot be page-locked.
+            RuntimeError: Memory cannot be page-locked; or another iteration has begun since, to which the workers
+                belong now.
         """
         with self.naming_dead_workers():
             self._buffer_states.begin_iteration()
+            iteration = self._buffer_states.iteration
             batches = iter(self._batches)
             while True:
+                if self._buffer_states.iteration != iteration:
+                    raise RuntimeError(
+                        "this iteration over a loader cannot go on: another one has begun since. Iterate one after the "
+                        "other, or build two loaders"
+                    )
                 self._buffers.recycle()
                 batch: Batch | PackedBatch | LoadFailure | None = next(batches, None)
                 if batch is None:
                     return
                 if isinstance(batch, LoadFailure):
-                    raise batch.error
+                    error = batch.error
+                    try:
+                        raise error
+                    finally:
+                        # its trace leads here: a circle would keep this loader until the garbage collection, and
+                        # workers whose queues are found by that end 5 s later each
+                        del error, batch
                 # nothing here may hold on to what is yielded: it could not be recycled
                 yield batch.unpack(self._buffers) if isinstance(batch, PackedBatch) else batch
 
@@ -149,6 +163,19 @@ class LoadFailure:
 
     error: ValueError | OSError
 
+    @classmethod
+    def of(cls, error: ValueError | OSError) -> "LoadFailure":
+        """A copy of `error` that can be sent, with the stack trace as a note."""
+        try:
+            # what fails in the thread that sends would be lost, and the main process would wait forever
+            copy = pickle.loads(pickle.dumps(error))
+        except Exception:  # noqa: BLE001 (the class of an error pickles as it likes)
+            copy = None
+        if type(copy) is not type(error) or str(copy) != str(error):
+            copy = ValueError(str(error)) if isinstance(error, ValueError) else OSError(str(error))
+        copy.add_note("".join(traceback.format_exception(error)))
+        return cls(copy)
+
 
 class SeededDataset(Dataset[Sample | LoadFailure]):
     """Loads the sample of a `Draw` with all random generators seeded by it, and restores them."""
@@ -183,8 +210,7 @@ class SeededDataset(Dataset[Sample | LoadFailure]):
         try:
             return self._dataset.load(draw.index, draw.batch_draw)
         except (ValueError, OSError) as error:
-            error.add_note("".join(traceback.format_exception(error)))
-            return LoadFailure(error)
+            return LoadFailure.of(error)
 
 
 class CollateOrFail:
@@ -214,7 +240,10 @@ class CollateOrFail:
             return collate(loaded, self._pad_to)
         if self._buffers is None:
             self._buffers = WorkerBuffers(self._states, worker.id)
-        return PackedBatch.pack(loaded, self._pad_to, self._buffers)
+        try:
+            return PackedBatch.pack(loaded, self._pad_to, self._buffers)
+        except OSError as error:
+            return LoadFailure.of(error)
 
 
 def build_train_loader(

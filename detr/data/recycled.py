@@ -23,6 +23,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from detr.data.page_locks import CopyMark, PageLocker
+from detr.data.shared_memory import new_shared_memory
 
 # two batches of a worker wait to be taken, one is written and a consumer has three or four; the rest is for consumers
 # that keep several
@@ -110,7 +111,11 @@ class WorkerBuffers:
         self._iteration = 0
 
     def take(self, num_bytes: int) -> int | None:
-        """The slot of a buffer with room for a batch, or None: all are in use. It counts as sent from here on."""
+        """The slot of a buffer with room for a batch, or None: all are in use. It counts as sent from here on.
+
+        Raises:
+            OSError: There is no shared memory left for a new buffer.
+        """
         self._take_back_lost()
         free = [slot for slot in range(len(self._buffers)) if self._states[self._worker, slot] == FREE]
         with_room = [slot for slot in free if self._num_bytes(slot) >= num_bytes]
@@ -150,8 +155,7 @@ class WorkerBuffers:
                 self._states[self._worker, slot] = FREE
 
     def _new_buffer(self, num_bytes: int) -> _Buffer:
-        size = self._states.largest_bytes(num_bytes)
-        return _Buffer(torch.empty(size, dtype=torch.uint8).share_memory_())
+        return _Buffer(new_shared_memory(self._states.largest_bytes(num_bytes)))
 
     def _num_bytes(self, slot: int) -> int:
         return self._buffers[slot].memory.numel()

@@ -10,6 +10,7 @@ from torch.utils.data import get_worker_info
 
 from detr.data.coco import CocoDataset
 from detr.data.dataset import DetectionDataset
+from detr.data.shared_memory import describe_shared_memory
 
 
 class WorkerLog:
@@ -41,10 +42,13 @@ class WorkerLog:
         samples = [_describe(dataset, index) for pid, index in rows if pid in pids]
         if not samples:
             return None
+        if "Bus error" in text:
+            cause = f"Mostly shared memory is used up then: {describe_shared_memory()}"
+        else:
+            cause = "Mostly the machine's memory is used up then: lower data.num_workers"
         return (
-            f"a data worker died ({text.splitlines()[0]}) while it loaded {', '.join(samples)}. Mostly the machine's "
-            "memory is used up then: lower data.num_workers. If it is always the same sample, look at its file; "
-            "data.num_workers=0 loads it in the main process"
+            f"a data worker died ({text.splitlines()[0]}) while it loaded {', '.join(samples)}. {cause}. If it is "
+            "always the same sample, look at its file; data.num_workers=0 loads it in the main process"
         )
 
 

@@ -1,5 +1,9 @@
+import contextlib
+import gc
 import pickle
 import random
+import threading
+import weakref
 from pathlib import Path
 
 import numpy as np
@@ -203,6 +207,93 @@ def test_a_bad_sample_raises_with_its_own_message_and_no_other(write_dataset, co
     assert "Traceback" not in message
     assert "worker" not in message
     assert "read_image" in error.value.__notes__[0]
+
+
+class OwnError(ValueError):
+    """Does not come out of pickle: it needs two values, and pickle has one."""
+
+    def __init__(self, first, second):
+        super().__init__(f"{first} and {second}")
+
+
+class UnsendableError(OSError):
+    def __init__(self, message):
+        super().__init__(message)
+        self.lock = threading.Lock()
+
+
+class SilentError(ValueError):
+    """Comes out of pickle without its message."""
+
+    def __init__(self, message=""):
+        super().__init__()
+        self.message = message
+
+    def __str__(self):
+        return self.message
+
+    def __reduce__(self):
+        return SilentError, ()
+
+
+@pytest.mark.timeout(60)
+@pytest.mark.parametrize("num_workers", [0, 1])
+@pytest.mark.parametrize(
+    ("error", "base"),
+    [
+        (OwnError("one", "two"), ValueError),
+        (UnsendableError("one and two"), OSError),
+        (SilentError("one and two"), ValueError),
+        (UnicodeDecodeError("utf-8", b"x", 0, 1, "one and two"), UnicodeDecodeError),
+        (FileNotFoundError(2, "one and two", "file"), FileNotFoundError),
+    ],
+)
+def test_whatever_error_a_sample_raises_arrives(error, base, num_workers):
+    """What cannot be sent is lost in a worker, and the main process would wait forever."""
+
+    class Faulty(DrawingDataset):
+        def load(self, index, batch_draw):
+            raise error
+
+    with pytest.raises(base, match="one and two") as found:
+        contents(val_loader(Faulty(), num_workers=num_workers))
+    assert "raise error" in found.value.__notes__[0]
+
+
+@pytest.mark.parametrize("num_workers", [0, 1])
+def test_a_loader_whose_sample_failed_goes_without_the_garbage_collection(num_workers):
+    """Workers that are found by that are waited for, 5 s each."""
+
+    class Faulty(DrawingDataset):
+        def load(self, index, batch_draw):
+            raise ValueError("bad")
+
+    loader = val_loader(Faulty(), num_workers=num_workers)
+    is_there = weakref.ref(loader)
+    gc.disable()
+    try:
+        with contextlib.suppress(ValueError):
+            contents(loader)
+        del loader
+        assert is_there() is None
+    finally:
+        gc.enable()
+
+
+@pytest.mark.parametrize("num_workers", [0, 1, 2])
+def test_an_iteration_ends_when_another_begins(num_workers):
+    """The workers serve one: the other would get its batches."""
+    loader = val_loader(augmented(12), num_workers=num_workers)
+    first = iter(loader)
+    next(first)
+    second = iter(loader)
+    batches = [next(second)]
+    with pytest.raises(RuntimeError, match="build two loaders"):
+        next(first)
+    batches += second
+    for batch, expected in zip(batches, val_loader(augmented(12)), strict=True):
+        assert torch.equal(batch.images.pixels, expected.images.pixels)
+    assert len(list(loader)) == len(batches)
 
 
 def test_a_fault_of_ours_in_a_worker_keeps_its_stack_trace():
