@@ -43,7 +43,8 @@ class _Step:
 class StepMonitor:
     """Looks at each step's numbers as soon as that costs no waiting: on a GPU one step later.
 
-    The matcher of the next step has then waited for this one, so its numbers are on the host already.
+    Where the matcher solves on the host, it has then waited for this step, so its numbers are there already. Where it
+    solves on the device, the host waits for them here, with the whole next step given to the device.
 
     Args:
         state: Of the run.

@@ -18,7 +18,7 @@ def cheapest_candidates(cost: Tensor) -> tuple[Tensor, Tensor | None]:
     A two-stage model has some 20,000 proposals an image, of which a handful of boxes needs few.
 
     Args:
-        cost: (K, N, Lq, T), finite.
+        cost: (K, N, Lq, T), finite and below the largest number of its dtype.
 
     Returns:
         The costs of the candidates (K, N, R, T) and which queries they are (K, N, R) int64, ascending; a query that

@@ -8,7 +8,7 @@ class HostCopy:
     """A copy of a small tensor that the device makes when it gets there.
 
     Making one never waits. Reading waits until the device has come so far, which it has if the host has waited
-    for any later work of the same stream since, as the matcher does in every step.
+    for any later work of the same stream since.
 
     Args:
         tensor: Of any shape and device; may change afterwards.

@@ -27,6 +27,7 @@ from detr.engine.state import TrainState, build_train_state
 from detr.engine.step import train_step
 from detr.engine.step_monitor import StepMonitor
 from detr.losses import HungarianMatcher, SetCriterion
+from detr.losses.matcher import Solver
 from detr.models import Backbone, deformable_detr
 from detr.structures import Batch, ClassTable, ImageBatch, Target
 from ops import KernelConfig
@@ -35,7 +36,9 @@ NUM_CLASSES = 5
 TABLE = ClassTable(tuple("abcde"), (1, 2, 3, 4, 5))
 
 
-def make_state(context: DistributedContext, *, cuda_graphs: bool = False, dropout: float = 0.1) -> TrainState:
+def make_state(
+    context: DistributedContext, *, cuda_graphs: bool = False, dropout: float = 0.1, solver: Solver = "auto"
+) -> TrainState:
     seed_everything(0, rank=0)
     model = deformable_detr(
         Backbone("resnet18", freeze_norm=True),
@@ -50,7 +53,7 @@ def make_state(context: DistributedContext, *, cuda_graphs: bool = False, dropou
     )
     state = build_train_state(
         model,
-        SetCriterion(num_classes=NUM_CLASSES, matcher=HungarianMatcher()),
+        SetCriterion(num_classes=NUM_CLASSES, matcher=HungarianMatcher(solver=solver)),
         build_adamw,
         StepDecay(epochs=1, milestones=()),
         Precision("bf16"),
@@ -109,9 +112,9 @@ def memory(context: DistributedContext, findings: Findings, num_steps: int) -> N
     )
 
 
-def waits(context: DistributedContext, findings: Findings, folder: Path) -> None:
-    """A watched step, and the start of a save, make the host wait nowhere but in the matcher."""
-    state = make_state(context)
+def waits(context: DistributedContext, findings: Findings, folder: Path, *, solver: Solver, waits_a_step: int) -> None:
+    """A watched step, and the start of a save, make the host wait nowhere but in a matcher that solves there."""
+    state = make_state(context, solver=solver)
     monitor = StepMonitor(state, folder, rank=context.rank, policy="stop", max_in_row=10)
     window = list(batches(context.rank, low=256, high=256, num_kinds=4))
     for batch in window:
@@ -142,7 +145,10 @@ def waits(context: DistributedContext, findings: Findings, folder: Path) -> None
         torch.Tensor.cpu = copy_to_cpu  # type: ignore[method-assign]
     assert ready is not None
     ready.synchronize()
-    findings.say(f"waits of {len(window)} watched steps and a save: {num_copies}", num_copies == len(window))
+    findings.say(
+        f"matched on the {solver}, waits of {len(window)} watched steps and a save: {num_copies}",
+        num_copies == waits_a_step * len(window),
+    )
 
 
 def snapshot(state: TrainState, context: DistributedContext) -> Checkpoint:
@@ -263,7 +269,8 @@ def main() -> None:
     for cuda_graphs in (False, True):
         throughput(context, findings, cuda_graphs=cuda_graphs)
     captured(context, findings)
-    waits(context, findings, arguments.folder)
+    waits(context, findings, arguments.folder, solver="host", waits_a_step=1)
+    waits(context, findings, arguments.folder, solver="device", waits_a_step=0)
     resume(context, findings)
     saving(context, findings, arguments.folder)
     memory(context, findings, arguments.steps)

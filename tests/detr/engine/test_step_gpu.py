@@ -21,7 +21,7 @@ pytestmark = [
 ]
 
 
-def make_state(*, precision="fp32", backend="cuda", two_stage=False, cuda_graphs=False, solver="host"):
+def make_state(*, precision="fp32", backend="cuda", two_stage=False, cuda_graphs=False, solver="auto"):
     torch.manual_seed(0)
     model = deformable_detr(
         Backbone("resnet18"),

@@ -7,11 +7,11 @@ import pytest
 import torch
 from scipy.optimize import linear_sum_assignment
 
-from detr.losses import HungarianMatcher
+from detr.losses import HungarianMatcher, SetCriterion
 from detr.losses.candidates import cheapest_candidates
 from detr.losses.matcher import MatchingProblem
 from detr.losses.padded_targets import PaddedTargets
-from detr.structures import Target
+from detr.structures import DetectorOutput, LayerOutput, Target
 
 
 def random_cost(kind, T, Lq=2300):
@@ -108,3 +108,39 @@ def pairs(matches):
         set(zip(matches.image.tolist(), query.tolist(), target.tolist(), strict=True))
         for query, target in zip(matches.query, matches.target, strict=True)
     ]
+
+
+@pytest.mark.parametrize("solver", ["host", "device"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("fault", [None, float("nan"), float("inf"), float("-inf")])
+@pytest.mark.parametrize(
+    "counts",
+    [(0, 0), (1, 0), (1, 1), (4, 2), (5, 1), (8, 8), (9, 3), (22, 23), (70, 3)],
+    ids=lambda counts: str(counts),
+)
+def test_the_losses_are_those_of_all_queries(counts, fault, dtype, solver, monkeypatch):
+    """Layers of 60 queries and 2,100 proposals: reduced up to 3 and up to 22 boxes, and more boxes than queries."""
+    generator = torch.Generator().manual_seed(sum(counts))
+
+    def predictions(*shape):
+        logits = torch.randn(*shape, 1, generator=generator, dtype=dtype)
+        boxes = torch.randn(*shape, 4, generator=generator, dtype=dtype).sigmoid()
+        if fault is not None:
+            logits[torch.rand(shape, generator=generator) < 0.9] = fault
+        return logits, boxes
+
+    targets = [
+        Target(
+            torch.zeros(count, dtype=torch.int64),
+            torch.rand(count, 4, generator=generator) * 0.5 + 0.2,
+            image_id=count,
+            orig_size=(9, 9),
+        )
+        for count in counts
+    ]
+    output = DetectorOutput(*predictions(3, 2, 60), LayerOutput(*predictions(2, 2100)))
+    found = SetCriterion(num_classes=1, matcher=HungarianMatcher(solver=solver))(output, targets, 3.0)
+    monkeypatch.setattr("detr.losses.matcher.cheapest_candidates", lambda cost: (cost, None))
+    expected = SetCriterion(num_classes=1, matcher=HungarianMatcher(solver=solver))(output, targets, 3.0)
+    torch.testing.assert_close(found.terms, expected.terms, equal_nan=True)
+    torch.testing.assert_close(found.class_error, expected.class_error)

@@ -58,3 +58,18 @@ def test_loss_and_gradients_are_the_plain_ones_and_graphs_settle(graphs, solver)
     assert num_graphs[0] > 0
     # after two sizes, only no box at all is new
     assert num_graphs[1] == num_graphs[-2]
+
+
+@pytest.mark.parametrize("solver", ["host", "device"])
+@torch._dynamo.config.patch(recompile_limit=64)
+def test_graphs_settle_whether_or_not_queries_are_left_out(graphs, solver):
+    """20 queries are reduced up to 2 boxes an image, 50 proposals up to 3."""
+    criterion = SetCriterion(num_classes=11, matcher=HungarianMatcher(solver=solver))
+    criterion.compile_arithmetic()
+    num_graphs = []
+    for counts in ((0, 0), (1, 0), (1, 1), (5, 2), (2, 2), (3, 2), (7, 0), (30, 2), (2, 0), (1, 0), (4, 4), (0, 2)):
+        output, targets = make_problem(counts)
+        criterion(output, targets, torch.tensor(3.0))
+        num_graphs.append(graphs.frame_count)
+    # no box, one, one in two images, several, and several among candidates; each for layers and proposals
+    assert num_graphs[4] == num_graphs[-1] < 24
