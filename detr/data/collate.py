@@ -71,7 +71,7 @@ class PackedBatch:
         """The batch again.
 
         Raises:
-            RuntimeError: A new buffer cannot be page-locked.
+            MemoryError: A new buffer cannot be page-locked.
         """
         pixels = buffers.pixels(self.pixels) if isinstance(self.pixels, SharedPixels) else self.pixels
         targets = tuple(

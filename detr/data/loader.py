@@ -102,8 +102,8 @@ class DetectionLoader:
             ValueError: A sample cannot be loaded. The message is that of the dataset, whatever process read it.
             OSError: Likewise; or there is no shared memory left.
             ChildProcessError: A worker died; names the sample it loaded.
-            RuntimeError: Memory cannot be page-locked; or another iteration has begun since, to which the workers
-                belong now.
+            MemoryError: It cannot be page-locked.
+            RuntimeError: Another iteration has begun since, to which the workers belong now.
         """
         with self.naming_dead_workers():
             self._buffer_states.begin_iteration()

@@ -50,12 +50,12 @@ class CudaPageLocker:
         """Lock memory that is not locked.
 
         Raises:
-            RuntimeError: The system gives no more.
+            MemoryError: The system gives no more.
         """
         runtime = torch.cuda.cudart()
         code = runtime.cudaHostRegister(address, num_bytes, _PORTABLE)
         if int(code) != 0:
-            raise RuntimeError(
+            raise MemoryError(
                 f"cannot page-lock {num_bytes / 2**20:.0f} MiB for batches ({runtime.cudaGetErrorString(code)}). The "
                 "machine may have too little memory for so many: lower data.num_workers or data.batch_size"
             )

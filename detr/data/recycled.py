@@ -188,7 +188,7 @@ class ReceivedBuffers:
         """The pixels of a batch, (N, 3, H, W) uint8 in channels last memory, with nothing copied.
 
         Raises:
-            RuntimeError: A new buffer cannot be page-locked.
+            MemoryError: A new buffer cannot be page-locked.
         """
         key = (sent.worker, sent.slot)
         if sent.memory is not None:

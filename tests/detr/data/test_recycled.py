@@ -57,7 +57,7 @@ class FakeLocker:
 
     def lock(self, address: int, num_bytes: int) -> None:
         if len(self.locked) == self.limit:
-            raise RuntimeError("cannot page-lock")
+            raise MemoryError("cannot page-lock")
         assert address not in self.locked
         self.locked[address] = num_bytes
 
@@ -248,7 +248,7 @@ def test_memory_that_cannot_be_locked_is_an_error_that_says_so():
     locker.limit = 1
     pair = Pair(locker)
     kept = pair.pixels(1)
-    with pytest.raises(RuntimeError, match="cannot page-lock"):
+    with pytest.raises(MemoryError, match="cannot page-lock"):
         pair.pixels(2)
     assert int(kept[0, 0, 0, 0]) == 1
 

@@ -100,7 +100,7 @@ def test_the_errors_of_cuda_are_raised():
     locker = CudaPageLocker()
     memory = torch.zeros(2**20, dtype=torch.uint8).share_memory_()
     locker.lock(memory.data_ptr(), memory.numel())
-    with pytest.raises(RuntimeError, match=r"cannot page-lock 1 MiB .*lower data.num_workers"):
+    with pytest.raises(MemoryError, match=r"cannot page-lock 1 MiB .*lower data.num_workers"):
         locker.lock(memory.data_ptr(), memory.numel())
     locker.unlock(memory.data_ptr())
     with pytest.raises(RuntimeError, match="cannot unlock"):
