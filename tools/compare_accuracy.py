@@ -3,8 +3,7 @@
 Keys:
   accuracy=smoke         the configurations and seeds, of configs/accuracy: smoke, kernels, bccd, ...
   train=[]               keys of tools/train.py for every run, such as ["data.root=FOLDER"]
-  num_parallel=1         runs at once on each GPU
-  gpus=1                 GPUs to share them
+  num_parallel=1         runs at once on each GPU, of which there are gpus=1
   minutes=null           of this sitting; a run that would probably end later waits for the next; null: no limit
   only=null              configurations to run, as [a,b]; [] writes the report alone; null: all
   seeds=null             instead of the preset's, as [1,2,3]

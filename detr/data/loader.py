@@ -5,7 +5,6 @@ epoch), and in the main process put back afterwards. Pixels so depend neither on
 rank, and loading in the main process leaves the random numbers of training alone.
 """
 
-import pickle
 import random
 import time
 import traceback
@@ -165,14 +164,10 @@ class LoadFailure:
 
     @classmethod
     def of(cls, error: ValueError | OSError) -> "LoadFailure":
-        """A copy of `error` that can be sent, with the stack trace as a note."""
-        try:
-            # what fails in the thread that sends would be lost, and the main process would wait forever
-            copy = pickle.loads(pickle.dumps(error))
-        except Exception:  # noqa: BLE001 (the class of an error pickles as it likes)
-            copy = None
-        if type(copy) is not type(error) or str(copy) != str(error):
-            copy = ValueError(str(error)) if isinstance(error, ValueError) else OSError(str(error))
+        """A copy of `error` that can be sent, of a class that every process knows, with the stack trace as a note."""
+        # what does not pickle would be lost in the thread that sends, and the main process would wait forever
+        kind = type(error) if isinstance(error, OSError) and type(error).__module__ == "builtins" else None
+        copy = (kind or (OSError if isinstance(error, OSError) else ValueError))(str(error))
         copy.add_note("".join(traceback.format_exception(error)))
         return cls(copy)
 

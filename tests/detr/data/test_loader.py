@@ -244,7 +244,7 @@ class SilentError(ValueError):
         (OwnError("one", "two"), ValueError),
         (UnsendableError("one and two"), OSError),
         (SilentError("one and two"), ValueError),
-        (UnicodeDecodeError("utf-8", b"x", 0, 1, "one and two"), UnicodeDecodeError),
+        (UnicodeDecodeError("utf-8", b"x", 0, 1, "one and two"), ValueError),
         (FileNotFoundError(2, "one and two", "file"), FileNotFoundError),
     ],
 )

@@ -371,7 +371,8 @@ def test_workers_that_are_not_forked(tmp_path: Path, method: str):
     finished = subprocess.run([sys.executable, script], capture_output=True, text=True, timeout=120, check=False)
     assert finished.returncode == 0, finished.stderr
     assert finished.stderr == ""
-    assert 1 <= int(finished.stdout) <= 5
+    # how many depends on how slow the main process is
+    assert 1 <= int(finished.stdout) <= MAX_BUFFERS_A_WORKER
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
