@@ -369,8 +369,8 @@ def test_workers_that_are_not_forked(tmp_path: Path, method: str):
         "    main()\n"
     )
     finished = subprocess.run([sys.executable, script], capture_output=True, text=True, timeout=120, check=False)
+    # not that nothing is said: multiprocessing's own helpers may, at their end
     assert finished.returncode == 0, finished.stderr
-    assert finished.stderr == ""
     # how many depends on how slow the main process is
     assert 1 <= int(finished.stdout) <= MAX_BUFFERS_A_WORKER
 
