@@ -87,10 +87,9 @@ class ImageBatch:
     @property
     def padding_mask(self) -> Tensor:
         """(N, H, W) bool, True = padding; computed anew each time, on the device and without waiting for it."""
-        rows, columns = (
-            torch.arange(self.pixels.shape[2 + axis], device=self.pixels.device) >= self.sizes[:, axis, None]
-            for axis in (0, 1)
-        )  # (N, H), (N, W)
+        H, W = self.pixels.shape[2:]
+        rows = torch.arange(H, device=self.pixels.device) >= self.sizes[:, 0, None]  # (N, H)
+        columns = torch.arange(W, device=self.pixels.device) >= self.sizes[:, 1, None]  # (N, W)
         return rows[:, :, None] | columns[:, None, :]
 
     def __len__(self) -> int:

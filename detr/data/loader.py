@@ -101,7 +101,7 @@ class DetectionLoader:
             ValueError: A sample cannot be loaded. The message is that of the dataset, whatever process read it.
             OSError: Likewise; or there is no shared memory left.
             ChildProcessError: A worker died; names the sample it loaded.
-            MemoryError: It cannot be page-locked.
+            MemoryError: The memory of batches cannot be page-locked.
             RuntimeError: Another iteration has begun since, to which the workers belong now.
         """
         with self.naming_dead_workers():
@@ -166,8 +166,11 @@ class LoadFailure:
     def of(cls, error: ValueError | OSError) -> "LoadFailure":
         """A copy of `error` that can be sent, of a class that every process knows, with the stack trace as a note."""
         # what does not pickle would be lost in the thread that sends, and the main process would wait forever
-        kind = type(error) if isinstance(error, OSError) and type(error).__module__ == "builtins" else None
-        copy = (kind or (OSError if isinstance(error, OSError) else ValueError))(str(error))
+        kind: type[ValueError | OSError] = OSError if isinstance(error, OSError) else ValueError
+        if kind is OSError and type(error).__module__ == "builtins":
+            # such as FileNotFoundError; all of them are made of one message, unlike those of ValueError
+            kind = type(error)
+        copy = kind(str(error))
         copy.add_note("".join(traceback.format_exception(error)))
         return cls(copy)
 

@@ -6,7 +6,7 @@ Shapes: K layers, N images, Lq queries, T the most boxes of any image, R = T * T
 import torch
 from torch import Tensor
 
-# fewer are solved in less time than the candidates are found: a decoder's are
+# not for a decoder's few hundred queries, which are solved as they are
 _MIN_LEFT_OUT = 2048
 
 

@@ -3,7 +3,6 @@
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from functools import partial
 from statistics import median
 
 import torch
@@ -75,10 +74,7 @@ def attend_in_form(form: str, problem: Problem, backend: str) -> Callable[[Tenso
         return lambda value, offsets, logits: ms_deform_attn_fused(
             value, shapes, points, offsets, logits, kernel=kernel
         )
-    if form == "eager_deformops":
-        attend = OpVariant("deformops").function(problem)
-    else:
-        attend = partial(_attend, shapes=shapes, kernel=kernel)
+    peer = OpVariant("deformops").function(problem) if form == "eager_deformops" else None
     sides = torch.tensor([(W, H) for H, W in shapes], device=points.device, dtype=points.dtype)[:, None]  # (L, 1, 2)
     anchors = points[:, :, None, :, None]  # (N, Lq, 1, L, 1, 2)
 
@@ -87,15 +83,11 @@ def attend_in_form(form: str, problem: Problem, backend: str) -> Callable[[Tenso
         weights = logits.flatten(-2).softmax(-1, dtype=torch.float32).view(logits.shape)  # (N, Lq, M, L, P)
         if form != "eager":
             weights = weights.to(value.dtype)
-        return attend(value, locations, weights)
+        if peer is not None:
+            return peer(value, locations, weights)
+        return ms_deform_attn(value, shapes, locations, weights, kernel=kernel)
 
     return eager
-
-
-def _attend(
-    value: Tensor, locations: Tensor, weights: Tensor, *, shapes: tuple[tuple[int, int], ...], kernel: KernelConfig
-) -> Tensor:
-    return ms_deform_attn(value, shapes, locations, weights, kernel=kernel)
 
 
 class StepInForm:
