@@ -99,7 +99,12 @@ def test_the_next_process_takes_what_was_tuned(tmp_path):
 def test_the_fused_benchmark(tmp_path):
     effort = ("benchmark.batch_sizes=[2]", "benchmark.rounds=1", "benchmark.num_iterations=4")
     run(tmp_path, "tools/benchmark_ops.py", "benchmark=ops_fused", *effort, f"output_dir={tmp_path}")
-    rows = [json.loads(line) for line in (tmp_path / "ops_fused.jsonl").read_text().splitlines()]
+    every = [json.loads(line) for line in (tmp_path / "ops_fused.jsonl").read_text().splitlines()]
+    # deformops may be missing
+    peers = [row for row in every if row["form"] == "eager_deformops"]
+    assert [row["dtype"] for row in peers] == ["bf16", "fp32"]
+    assert all(row["status"].startswith(("ok", "not run: ")) for row in peers)
+    rows = [row for row in every if row["form"] != "eager_deformops"]
     forms = [("bf16", "eager"), ("bf16", "eager_cast"), ("bf16", "fused"), ("fp32", "eager"), ("fp32", "fused")]
     assert [(row["dtype"], row["form"]) for row in rows] == forms
     assert all(row["status"] == "ok" and row["step_ms"] > 0 for row in rows)
