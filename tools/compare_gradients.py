@@ -52,6 +52,8 @@ def main(cfg: DictConfig) -> None:
     if cfg.only is not None and not set(cfg.only) <= set(cfg.rows):
         raise ValueError(f"only={list(cfg.only)} names rows that are not there; the rows are {list(cfg.rows)}")
     settings = {name: dict(row) for name, row in cfg.rows.items() if cfg.only is None or name in cfg.only}
+    folder = Path(cfg.output_dir)
+    folder.mkdir(parents=True, exist_ok=True)
     rows: list[GradientRow] = []
     batch: Batch | None = None
     for path in cfg.checkpoints:
@@ -66,19 +68,22 @@ def main(cfg: DictConfig) -> None:
         for row in compare_at(checkpoint, path, settings, cfg.pairs, criterion, batch, context.device):
             rows.append(row)
             print(f"{path}: {row.name}: {row.status}", flush=True)
-    folder = Path(cfg.output_dir)
-    folder.mkdir(parents=True, exist_ok=True)
-    table = gradient_table(rows)
+        # after each: float64 takes its time, and what is measured is kept if the rest is cut short
+        write_report(rows, environment, folder)
+    print(gradient_table(rows))
+
+
+def write_report(rows: Sequence[GradientRow], environment: dict[str, Any], folder: Path) -> None:
+    """Table, plot and numbers of the checkpoints so far."""
     (folder / "gradients.md").write_text(
         f"# Gradients against float64\n\n```\n{format_environment(environment)}\n```\n\n"
         "Norm of the difference over the norm of the float64 gradient, one batch.\n\n"
-        f"{table}\n\n![Gradients](gradients.png)\n",
+        f"{gradient_table(rows)}\n\n![Gradients](gradients.png)\n",
         encoding="utf-8",
     )
     content = {"environment": environment, "rows": [dataclasses.asdict(row) for row in rows]}
     write_json(folder / "gradients.json", content)
     plot_gradients(rows, folder / "gradients.png", title="Distance of gradients from float64")
-    print(table)
 
 
 def compare_at(

@@ -92,7 +92,9 @@ def main(cfg: DictConfig) -> None:
         start_run_folder(folder, config)
         compiled = state.compiled or "nothing"
         print_start(cfg, context, compiled=compiled, output=folder.path, parameters=describe_groups(state.optimizer))
-    console = ConsoleLogger(state.schedule.total_steps, first_step=progress.global_step)
+    console = ConsoleLogger(
+        state.schedule.total_steps, first_step=progress.global_step, max_minutes=settings.max_minutes
+    )
     loggers = [JsonlLogger(folder.metrics_log), console, *map(instantiate, cfg.logger.values())]
     logger = CompositeLogger(loggers, enabled=is_main())
     media = None

@@ -50,4 +50,8 @@ def test_a_comparison_and_its_runs(tool: Tool, refused: Tool, tmp_path: Path):
     assert 0 < plain["distances"][0]["error"] < 1e-3
     assert plain["loss"] == pytest.approx(plain["exact_loss"], rel=1e-4)
     assert absent["distances"] == []
+    # what was measured before something went wrong is kept
+    refused("compare_gradients", f"checkpoints=[{checkpoint},{tmp_path / 'none.pt'}]", only, "device=cpu", "name=cut")
+    cut = json.loads((tmp_path / "outputs" / "cut" / "gradients.json").read_text())
+    assert [row["name"] for row in cut["rows"]][:2] == ["reference_fp32", "triton_fp16"]
     assert "needs checkpoints=[FILE,...]" in refused("compare_gradients")

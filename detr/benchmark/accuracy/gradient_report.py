@@ -9,6 +9,9 @@ from matplotlib.figure import Figure
 
 from detr.benchmark.accuracy.gradients import Distance
 
+# more configurations than colors
+_MARKERS = "os^v<>DPX*hd+"
+
 
 @dataclass(frozen=True)
 class GradientRow:
@@ -54,15 +57,16 @@ def gradient_table(rows: Sequence[GradientRow]) -> str:
 
 
 def plot_gradients(rows: Sequence[GradientRow], path: Path, *, title: str) -> None:
-    """Relative error over steps, a panel a quantity."""
+    """Relative error over steps, a panel a quantity; dashed: one configuration from another. No error is not drawn."""
     quantities = list(dict.fromkeys(distance.quantity for row in rows for distance in row.distances))
     num_columns = 3
     num_rows = max(1, -(-len(quantities) // num_columns))
     figure = Figure(figsize=(4 * num_columns, 2.6 * num_rows), layout="constrained")
     FigureCanvasAgg(figure)
     panels = figure.subplots(num_rows, num_columns, sharex=True, squeeze=False).flatten()
+    names = list(dict.fromkeys(row.name for row in rows))
     for panel, quantity in zip(panels, quantities, strict=False):
-        for name in dict.fromkeys(row.name for row in rows):
+        for index, name in enumerate(names):
             points = [
                 (row.step, distance.error)
                 for row in rows
@@ -70,13 +74,16 @@ def plot_gradients(rows: Sequence[GradientRow], path: Path, *, title: str) -> No
                 for distance in row.distances
                 if distance.quantity == quantity
             ]
-            panel.plot(*zip(*points, strict=True), marker="o", ms=3, linewidth=0.9, label=name)
+            style = {"color": f"C{index % 10}", "marker": _MARKERS[index % len(_MARKERS)]}
+            style["linestyle"] = "--" if " from " in name else "-"
+            panel.plot(*zip(*points, strict=True), ms=4, linewidth=0.9, label=name, **style)
         panel.set_title(quantity, fontsize=9)
         panel.set_yscale("log")
         panel.grid(alpha=0.3)
     for panel in panels[len(quantities) :]:
         panel.set_axis_off()
     if quantities:
-        panels[0].legend(fontsize=6)
+        handles, labels = panels[0].get_legend_handles_labels()
+        figure.legend(handles, labels, loc="outside lower center", ncols=4, fontsize=7)
     figure.suptitle(title)
     figure.savefig(path, dpi=120)

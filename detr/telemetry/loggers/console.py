@@ -25,11 +25,22 @@ class ConsoleLogger:
     Args:
         num_steps: Steps of the whole run, for the bar and the time left. None: not known.
         first_step: Steps done before this process, after a resume.
+        max_minutes: Of training, after which the run ends sooner than by its steps; `train/minutes` says how many have
+            gone. None: the steps alone.
         console: Where to print; stdout by default. Whether it is a terminal decides about the bar.
     """
 
-    def __init__(self, num_steps: int | None = None, *, first_step: int = 0, console: Console | None = None) -> None:
+    def __init__(
+        self,
+        num_steps: int | None = None,
+        *,
+        first_step: int = 0,
+        max_minutes: float | None = None,
+        console: Console | None = None,
+    ) -> None:
         self._num_steps = num_steps
+        self._max_minutes = max_minutes
+        self._minutes = 0.0
         self._console = console or Console()
         self._progress: Progress | None = None
         self._step_task: TaskID | None = None
@@ -41,6 +52,7 @@ class ConsoleLogger:
     def log(self, step: int, values: Mapping[str, float]) -> None:
         if step > self._points[-1][1]:
             self._points.append((time.monotonic(), step))
+        self._minutes = values.get("train/minutes", self._minutes)
         shown = [_format_value(name, value) for name, value in values.items() if not _HIDDEN.search(name)]
         count = f"{step}" if self._num_steps is None else f"{step}/{self._num_steps}"
         time_left = self._format_time_left()
@@ -119,7 +131,10 @@ class ConsoleLogger:
         (first_s, first), (last_s, last) = self._points[0], self._points[-1]
         if self._num_steps is None or last == first or last >= self._num_steps:
             return ""
-        return format_duration((last_s - first_s) / (last - first) * (self._num_steps - last))
+        left_s = (last_s - first_s) / (last - first) * (self._num_steps - last)
+        if self._max_minutes is not None:
+            left_s = min(left_s, max(0.0, 60 * (self._max_minutes - self._minutes)))
+        return format_duration(left_s)
 
 
 def format_duration(seconds: float) -> str:
