@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 
+import torch
 from torch import Tensor, nn
 
 
@@ -42,6 +43,9 @@ class Neck(nn.Module):
             nn.init.xavier_uniform_(convolution.weight)
             if convolution.bias is not None:
                 nn.init.zeros_(convolution.bias)
+        # as the features come, and so the gradients of these weights: otherwise each is copied, and DDP warns that its
+        # buckets have other strides
+        self.input_proj.to(memory_format=torch.channels_last)
 
     def forward(self, features: Sequence[Tensor]) -> list[Tensor]:
         """Levels (N, C, H_l, W_l), fine to coarse."""

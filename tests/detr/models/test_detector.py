@@ -42,6 +42,20 @@ def test_every_trainable_parameter_gets_a_gradient(variant, boxes, small_detecto
 
 
 @pytest.mark.parametrize("variant", VARIANTS)
+def test_gradients_come_in_the_layout_of_their_parameters(variant, small_detector, batch):
+    """Others are copied at every step, and DDP warns of strides that its buckets do not have."""
+    model = small_detector(**VARIANTS[variant])
+    strides = {}
+    for name, parameter in model.named_parameters():
+        if parameter.requires_grad and parameter.dim() == 4:
+            parameter.register_hook(lambda grad, name=name: strides.update({name: grad.stride()}))
+    loss_of(model, batch(boxes=(3, 0))).total.backward()
+    assert len(strides) > 10
+    own = {name: parameter.stride() for name, parameter in model.named_parameters()}
+    assert [name for name in strides if strides[name] != own[name]] == []
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
 def test_twenty_steps_halve_the_loss(variant, small_detector, batch):
     torch.manual_seed(0)
     model = small_detector(**VARIANTS[variant])
