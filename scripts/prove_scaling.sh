@@ -4,14 +4,18 @@
 #   bash scripts/prove_scaling.sh            4 gloo ranks on the CPU, the tiny model, 60 steps; minutes
 #   GPUS=8 bash scripts/prove_scaling.sh     8 GPUs, experiment=r50_refine_50ep on synthetic images, 300 steps
 #
-# What it showed is in docs/benchmarks/scaling.md.
+# OUT=DIR keeps the runs: given again, it goes on where it was cut short. What it showed is in
+# docs/benchmarks/scaling.md.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 python=python
 [[ -x .venv/bin/python ]] && python=.venv/bin/python
 export OMP_NUM_THREADS=1 PYTHONPATH="$PWD${PYTHONPATH:+:$PYTHONPATH}"
-folder="$(mktemp -d)"
-trap 'rm -rf "$folder"' EXIT
+folder="${OUT:-}"
+if [[ -z "$folder" ]]; then
+    folder="$(mktemp -d)"
+    trap 'rm -rf "$folder"' EXIT
+fi
 
 if [[ -z "${GPUS:-}" ]]; then
     "$python" tests/integration/scaling_runs.py "$folder" --ranks 4 --overrides experiment=debug_cpu data.pad_to=96 \
