@@ -12,6 +12,7 @@ with 1 if one is not as it should be.
 import argparse
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -52,16 +53,22 @@ def difference(run: list[float], reference: list[float]) -> float:
 
 
 def run_and_kill(folder: Path, ranks: int, arguments: list[str], *, step: int) -> list[float]:
-    """The same run, whose last rank is killed once `step` steps are logged."""
+    """The same run, whose last rank is killed once `step` steps are logged; from its start, unless it is complete."""
+    if (folder / "metrics.json").exists():
+        return losses(folder)
+    shutil.rmtree(folder, ignore_errors=True)
     with (folder.parent / "killed.log").open("w") as log:
         launcher = subprocess.Popen(command(folder, ranks, arguments, restarts=1), stdout=log, stderr=log)
-        while not any(row.get("step", 0) >= step for row in rows_so_far(folder)):
-            if launcher.poll() is not None:
-                raise SystemExit(f"BAD  the run ended before its step {step}; see {log.name}")
-            time.sleep(0.1)
-        os.kill(pid_of_rank(launcher.pid, ranks - 1), signal.SIGKILL)
-        if launcher.wait() != 0:
-            raise SystemExit(f"BAD  the run did not survive the kill; see {log.name}")
+        try:
+            while not any(row.get("step", 0) >= step for row in rows_so_far(folder)):
+                if launcher.poll() is not None:
+                    raise SystemExit(f"BAD  the run ended before its step {step}; see {log.name}")
+                time.sleep(0.1)
+            os.kill(pid_of_rank(launcher.pid, ranks - 1), signal.SIGKILL)
+            if launcher.wait() != 0:
+                raise SystemExit(f"BAD  the run did not survive the kill; see {log.name}")
+        finally:
+            launcher.terminate()
     return losses(folder)
 
 
