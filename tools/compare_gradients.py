@@ -27,7 +27,7 @@ import torch
 from hydra.utils import instantiate
 from omegaconf import DictConfig
 
-from detr.benchmark.accuracy.gradient_report import GradientRow, gradient_table, plot_gradients
+from detr.benchmark.accuracy.gradient_report import GradientRow, gradient_table, gradient_values, plot_gradients
 from detr.benchmark.accuracy.gradients import FirstMatches, ModelGradients, gradient_distances, model_gradients
 from detr.engine.checkpoint import Checkpoint, load_checkpoint
 from detr.engine.precision import Precision
@@ -81,7 +81,7 @@ def write_report(rows: Sequence[GradientRow], environment: dict[str, Any], folde
         f"{gradient_table(rows)}\n\n![Gradients](gradients.png)\n",
         encoding="utf-8",
     )
-    content = {"environment": environment, "rows": [dataclasses.asdict(row) for row in rows]}
+    content = {"environment": environment, "rows": gradient_values(rows)}
     write_json(folder / "gradients.json", content)
     plot_gradients(rows, folder / "gradients.png", title="Distance of gradients from float64")
 

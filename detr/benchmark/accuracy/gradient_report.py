@@ -1,8 +1,11 @@
 """Distances of gradients from float64 over the checkpoints of a run: a table and a plot."""
 
+import dataclasses
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
@@ -21,7 +24,7 @@ class GradientRow:
         step: Of the checkpoint.
         name: Of the configuration.
         loss: Of the batch; None where it failed.
-        exact_loss: In float64.
+        exact_loss: In float64; of a pair ("A from B"), that of B.
         distances: Of its gradients; none where it failed.
         status: ok, or why there are no numbers.
     """
@@ -56,8 +59,24 @@ def gradient_table(rows: Sequence[GradientRow]) -> str:
     return "\n".join(lines)
 
 
+def gradient_values(rows: Sequence[GradientRow]) -> list[dict[str, Any]]:
+    """The rows as plain values for JSON; what is not finite, as of a float16 gradient that overflowed, is None."""
+    values = [dataclasses.asdict(row) for row in rows]
+    for row in values:
+        row["loss"] = _finite(row["loss"])
+        row["distances"] = [{name: _finite(value) for name, value in found.items()} for found in row["distances"]]
+    return values
+
+
+def _finite(value: Any) -> Any:
+    return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
 def plot_gradients(rows: Sequence[GradientRow], path: Path, *, title: str) -> None:
-    """Relative error over steps, a panel a quantity; dashed: one configuration from another. No error is not drawn."""
+    """Relative error over steps, a panel a quantity; dashed: one configuration from another.
+
+    No error, and one that is not finite, is not drawn.
+    """
     quantities = list(dict.fromkeys(distance.quantity for row in rows for distance in row.distances))
     num_columns = 3
     num_rows = max(1, -(-len(quantities) // num_columns))
@@ -73,15 +92,23 @@ def plot_gradients(rows: Sequence[GradientRow], path: Path, *, title: str) -> No
                 if row.name == name
                 for distance in row.distances
                 if distance.quantity == quantity
+                # no place on a logarithmic axis
+                and math.isfinite(distance.error)
+                and distance.error > 0
             ]
             style = {"color": f"C{index % 10}", "marker": _MARKERS[index % len(_MARKERS)]}
             style["linestyle"] = "--" if " from " in name else "-"
             panel.plot(*zip(*points, strict=True), ms=4, linewidth=0.9, label=name, **style)
         panel.set_title(quantity, fontsize=9)
-        panel.set_yscale("log")
+        if any(len(line.get_xdata()) for line in panel.get_lines()):
+            panel.set_yscale("log")
         panel.grid(alpha=0.3)
     for panel in panels[len(quantities) :]:
         panel.set_axis_off()
+    # the lowest of each column, also where the last row is not full
+    for panel in panels[max(0, len(quantities) - num_columns) : len(quantities)]:
+        panel.tick_params(labelbottom=True)
+        panel.set_xlabel("optimizer step", fontsize=8)
     if quantities:
         handles, labels = panels[0].get_legend_handles_labels()
         figure.legend(handles, labels, loc="outside lower center", ncols=4, fontsize=7)

@@ -85,29 +85,35 @@ def read_run_curve(folder: Path, *, label: str | None = None, group: str | None 
 
 
 def plot_runs(curves: Sequence[RunCurve], path: Path, *, x: Axis, title: str) -> None:
-    """Loss above, AP below; one colour a group."""
+    """Loss above, AP below; one colour a group. Where all evaluations share one x, AP has a column a group instead."""
     figure = Figure(figsize=(9, 8), layout="constrained")
     FigureCanvasAgg(figure)
-    losses, aps = figure.subplots(2, 1, sharex=True)
+    by_step = x == "step"
     groups = list(dict.fromkeys(curve.group for curve in curves))
+    eval_xs = [curve.eval_steps if by_step else curve.eval_minutes for curve in curves]
+    # the points of all groups would lie on each other
+    by_group = len(groups) > 1 and len({place for xs in eval_xs for place in xs}) == 1
+    losses, aps = figure.subplots(2, 1, sharex=not by_group)
     palette = colormaps["tab10" if len(groups) <= 10 else "tab20"]
     named: set[str] = set()
-    for curve in curves:
-        color = palette(groups.index(curve.group))
+    for curve, xs in zip(curves, eval_xs, strict=True):
+        index = groups.index(curve.group)
+        color = palette(index)
         label = None if curve.group in named else curve.group
         named.add(curve.group)
-        by_step = x == "step"
         losses.plot(curve.steps if by_step else curve.minutes, curve.losses, color=color, linewidth=0.9, label=label)
-        aps.plot(
-            curve.eval_steps if by_step else curve.eval_minutes, curve.aps, color=color, linewidth=0.9, marker="o", ms=3
-        )
+        places = [index] * len(xs) if by_group else xs
+        aps.plot(places, curve.aps, color=color, linewidth=0.9, marker="o", ms=3)
     losses.set_ylabel("training loss")
     losses.set_yscale("log")
     losses.set_title(title)
     if curves:
         losses.legend(fontsize=8)
     aps.set_ylabel("AP (validation)")
-    aps.set_xlabel("optimizer step" if x == "step" else "minutes of training, evaluations left out")
+    timed = losses if by_group else aps
+    timed.set_xlabel("optimizer step" if by_step else "minutes of training, evaluations left out")
+    if by_group:
+        aps.set_xticks(range(len(groups)), groups, rotation=30, ha="right")
     for panel in (losses, aps):
         panel.grid(alpha=0.3)
     figure.savefig(path, dpi=120)

@@ -7,10 +7,11 @@ import time
 from pathlib import Path
 
 import pytest
+from matplotlib.figure import Figure
 
 from detr.benchmark.accuracy.report import accuracy_report, write_accuracy_csv
 from detr.benchmark.accuracy.row import AccuracyRow, read_accuracy_rows
-from detr.benchmark.accuracy.run_curves import format_ap_table, plot_runs, read_run_curve
+from detr.benchmark.accuracy.run_curves import RunCurve, format_ap_table, plot_runs, read_run_curve
 from detr.benchmark.accuracy.runs import RunSpec, gpus_to_share, plan_runs, run_sitting
 from detr.benchmark.accuracy.stats import difference_sentence, paired_difference, pooled_difference, pooled_spread
 
@@ -269,6 +270,29 @@ def test_curves_over_minutes(tmp_path: Path):
     (tmp_path / "run" / "metrics.jsonl").write_text('{"step": 5, "train/loss": 3.0}\n')
     with pytest.raises(ValueError, match="does not say how long the run had trained"):
         read_run_curve(tmp_path / "run")
+
+
+def test_groups_that_were_evaluated_at_one_step_stand_side_by_side(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    def curve(group: str, steps: tuple[int, ...], minutes: tuple[float, ...]) -> RunCurve:
+        return RunCurve(group, group, (5, 9), (1.0, 2.0), (3.0, 2.0), steps, minutes, (0.5,) * len(steps))
+
+    shown: list[Figure] = []
+    monkeypatch.setattr(Figure, "savefig", lambda figure, path, dpi: shown.append(figure))
+    once = [curve("a", (9,), (2.0,)), curve("b", (9,), (2.5,)), curve("a", (9,), (2.1,)), curve("c", (), ())]
+    plot_runs(once, tmp_path / "once.png", x="step", title="")
+    losses, aps = shown.pop().axes
+    assert [list(line.get_xdata()) for line in aps.get_lines()] == [[0], [1], [0], []]
+    assert [label.get_text() for label in aps.get_xticklabels()] == ["a", "b", "c"]
+    assert losses.get_xlabel() == "optimizer step"
+    # at different minutes, twice, in one group or never: over the common axis, as the losses
+    twice = [curve("a", (5, 9), (1.0, 2.0)), curve("b", (9,), (2.0,))]
+    never = [curve("c", (), ()), curve("d", (), ())]
+    for curves, x in ((once, "minutes"), (twice, "step"), (once[:1], "step"), (never, "step")):
+        plot_runs(curves, tmp_path / "more.png", x=x, title="")
+        losses, aps = shown.pop().axes
+        xs = [list(one.eval_steps if x == "step" else one.eval_minutes) for one in curves]
+        assert [list(line.get_xdata()) for line in aps.get_lines()] == xs
+        assert losses.get_xlabel() == "" != aps.get_xlabel()
 
 
 def test_a_faulty_rows_file_names_its_line(tmp_path: Path):

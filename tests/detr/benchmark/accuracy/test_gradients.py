@@ -1,13 +1,14 @@
 """Distances of gradients from float64, on the CPU."""
 
 import copy
+import json
 import math
 from pathlib import Path
 
 import pytest
 import torch
 
-from detr.benchmark.accuracy.gradient_report import GradientRow, gradient_table, plot_gradients
+from detr.benchmark.accuracy.gradient_report import GradientRow, gradient_table, gradient_values, plot_gradients
 from detr.benchmark.accuracy.gradients import (
     Distance,
     FirstMatches,
@@ -16,6 +17,7 @@ from detr.benchmark.accuracy.gradients import (
     model_gradients,
 )
 from detr.engine.precision import Precision
+from detr.engine.run_folder import write_json
 from detr.losses import HungarianMatcher, SetCriterion
 from detr.models import Backbone, DeformableDETR, deformable_detr
 from detr.structures import Batch, ImageBatch, Target
@@ -145,5 +147,25 @@ def test_the_table_has_a_column_a_checkpoint(tmp_path: Path):
     assert "| gradient of | configuration | step 5 | step 100 | least cosine |" in table
     assert "| all parameters | bf16 | 2.0e-02 | 2.0e-02 | 0.900000 |" in table
     assert "| cuda | 5 | no GPU / here |" in table
+    plot_gradients(rows, tmp_path / "gradients.png", title="Title")
+    assert (tmp_path / "gradients.png").stat().st_size > 1000
+
+
+@pytest.mark.filterwarnings("error")
+def test_a_gradient_that_is_not_finite_is_reported(tmp_path: Path):
+    nan, inf = math.nan, math.inf
+    rows = [
+        GradientRow(5, "fp16", nan, 1.0, (Distance("queries", nan, nan), Distance("heads", inf, 0.5))),
+        GradientRow(5, "fp16 from bf16", nan, 1.0, (Distance("queries", 0.0, 1.0), Distance("heads", nan, nan))),
+        GradientRow(5, "fp32", 1.0, 1.0, (Distance("queries", 0.0, 1.0), Distance("heads", 1e-6, 1.0))),
+    ]
+    write_json(tmp_path / "gradients.json", gradient_values(rows))
+    broken, _, whole = json.loads((tmp_path / "gradients.json").read_text())
+    assert broken["loss"] is None
+    assert broken["distances"][0] == {"quantity": "queries", "error": None, "cosine": None}
+    assert broken["distances"][1] == {"quantity": "heads", "error": None, "cosine": 0.5}
+    assert whole["distances"][1] == {"quantity": "heads", "error": 1e-6, "cosine": 1.0}
+    assert "| queries | fp16 | nan | nan |" in gradient_table(rows)
+    # of one quantity nothing can be drawn
     plot_gradients(rows, tmp_path / "gradients.png", title="Title")
     assert (tmp_path / "gradients.png").stat().st_size > 1000
