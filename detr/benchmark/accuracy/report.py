@@ -7,13 +7,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from detr.benchmark.accuracy.row import AccuracyRow
-from detr.benchmark.accuracy.stats import (
-    Difference,
-    difference_sentence,
-    paired_difference,
-    pooled_difference,
-    pooled_spread,
-)
+from detr.benchmark.accuracy.stats import AdditiveFit, Difference, difference_sentence, paired_difference
 from detr.telemetry.environment import format_environment
 
 
@@ -49,7 +43,7 @@ def accuracy_report(
     lines += ["```", ""]
     lines += ["AP of the last evaluation, not of the best one. Run: wall time with start and compilation.", ""]
     aps = {name: _by_seed(rows, name) for name in names}
-    groups = list(aps.values())
+    fit = AdditiveFit(aps)
     lines += [
         f"| configuration | seeds | AP | spread | AP50 | best | loss | minus `{base}`, paired | pooled | images/s "
         "| training s | run s | skipped steps | note |",
@@ -57,9 +51,9 @@ def accuracy_report(
     ]
     for name in names:
         paired = None if name == base else paired_difference(aps[name], aps[base])
-        pooled = None if name == base else pooled_difference(aps[name], aps[base], groups)
+        pooled = None if name == base else fit.difference(name, base)
         lines.append(_line(name, [row for row in rows if row.name == name], seeds, paired, pooled, notes.get(name, "")))
-    lines += ["", *_findings(aps, base), "", *_failures(rows)]
+    lines += ["", *_findings(aps, fit, base), "", *_failures(rows)]
     return "\n".join([*lines, f"![{title}]({picture})", ""])
 
 
@@ -110,22 +104,23 @@ def _line(
     return "| " + " | ".join(cells) + " |"
 
 
-def _findings(aps: Mapping[str, Mapping[int, float]], base: str) -> list[str]:
+def _findings(aps: Mapping[str, Mapping[int, float]], fit: AdditiveFit, base: str) -> list[str]:
     """Sentences that the numbers support."""
-    groups = list(aps.values())
-    spread = pooled_spread(groups)
     others = [name for name in aps if name != base and aps[name]]
-    compared = {name: pooled_difference(aps[name], aps[base], groups) for name in others}
+    compared = {name: fit.difference(name, base) for name in others}
     found = {name: difference for name, difference in compared.items() if difference is not None}
-    if spread is None or not found:
-        return ["Too few runs to compare anything: a difference needs the base, and two seeds of some configuration."]
-    deviation, degrees = spread
+    if not found:
+        return [
+            "Too few runs to compare anything: a difference needs the base and another configuration with the same two "
+            "seeds."
+        ]
     finest = min(difference.half_width for difference in found.values())
     lines = [
-        f"Over seeds AP spreads by {deviation:.4f} (standard deviation within configurations, {degrees} degrees of "
-        f"freedom), so a difference of less than about {finest:.4f} AP cannot be seen here, whatever its cause. "
-        "Spread: standard deviation over seeds. Paired: 95% interval from the differences of equal seeds alone; "
-        "pooled: with the spread of all configurations, taken to be alike. The sentences use the pooled one.",
+        f"The noise of a run is {fit.deviation:.4f} AP (standard deviation, {fit.degrees} degrees of freedom, what a "
+        f"seed does to all configurations taken out), so a difference of less than about {finest:.4f} AP cannot be "
+        "seen here, whatever its cause. Spread: standard deviation over seeds. Paired: 95% interval from the "
+        "differences of equal seeds alone; pooled: of the same differences, with the noise of all configurations, "
+        "taken to be alike. The sentences use the pooled one.",
         "",
         *[f"- {difference_sentence(name, base, difference)}" for name, difference in found.items()],
     ]

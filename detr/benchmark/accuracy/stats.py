@@ -2,9 +2,10 @@
 
 import math
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 
+import numpy as np
 from scipy import stats
 
 CONFIDENCE = 0.95
@@ -18,13 +19,13 @@ class Difference:
         mean: Configuration minus base.
         low: Of its confidence interval.
         high: Likewise.
-        num_pairs: Seeds that both have.
+        num_runs: Seeds of the one that has fewer.
     """
 
     mean: float
     low: float
     high: float
-    num_pairs: int
+    num_runs: int
 
     @property
     def half_width(self) -> float:
@@ -51,37 +52,48 @@ def paired_difference(values: Mapping[int, float], base: Mapping[int, float]) ->
     return Difference(mean, mean - half, mean + half, len(differences))
 
 
-def pooled_difference(
-    values: Mapping[int, float], base: Mapping[int, float], groups: Sequence[Mapping[int, float]]
-) -> Difference | None:
-    """Interval of the difference of means, if all configurations spread alike over seeds.
+class AdditiveFit:
+    """A value is that of its configuration, plus what its seed does to all of them, plus noise: least squares.
 
-    The spread is taken over `groups` together, which knows it better than three pairs do. None where no group has two
-    values.
+    Configurations are compared with what seeds share taken out, and with the noise of all of them, which is known
+    better than that of three pairs. Of two configurations with the same seeds it is the paired interval.
 
     Args:
-        values: By seed.
-        base: By seed.
-        groups: Values by seed of every configuration.
+        groups: Values by seed, by configuration; those without values are left out.
+
+    Attributes:
+        deviation: Standard deviation of the noise, taken to be alike everywhere; NaN without degrees of freedom.
+        degrees: Of freedom of that.
     """
-    spread = pooled_spread(groups)
-    if spread is None or not values or not base:
-        return None
-    deviation, degrees = spread
-    mean = statistics.fmean(values.values()) - statistics.fmean(base.values())
-    half = _quantile(degrees) * deviation * math.sqrt(1 / len(values) + 1 / len(base))
-    return Difference(mean, mean - half, mean + half, min(len(values), len(base)))
 
+    def __init__(self, groups: Mapping[str, Mapping[int, float]]) -> None:
+        runs = [(name, seed, value) for name, group in groups.items() for seed, value in group.items()]
+        self._num_runs = {name: len(group) for name, group in groups.items() if group}
+        columns = [*self._num_runs, *sorted({seed for _, seed, _ in runs})]
+        self._column_of = {column: index for index, column in enumerate(columns)}
+        design = np.zeros((len(runs), len(columns)))
+        for index, (name, seed, _) in enumerate(runs):
+            design[index, [self._column_of[name], self._column_of[seed]]] = 1
+        values = np.array([value for *_, value in runs])
+        self._inverse = np.linalg.pinv(design)
+        self._estimable = self._inverse @ design
+        self._effects = self._inverse @ values
+        self.degrees = len(runs) - int(np.linalg.matrix_rank(design)) if runs else 0
+        squares = float(np.sum((values - design @ self._effects) ** 2))
+        self.deviation = math.sqrt(squares / self.degrees) if self.degrees else math.nan
 
-def pooled_spread(groups: Sequence[Mapping[int, float]]) -> tuple[float, int] | None:
-    """Standard deviation within groups, and its degrees of freedom; None without any."""
-    degrees = sum(max(0, len(group) - 1) for group in groups)
-    if not degrees:
-        return None
-    squares = sum(
-        (value - statistics.fmean(group.values())) ** 2 for group in groups if group for value in group.values()
-    )
-    return math.sqrt(squares / degrees), degrees
+    def difference(self, name: str, base: str) -> Difference | None:
+        """Interval of a configuration minus another; None where there are too few runs, or no seeds that link them."""
+        if not self.degrees or name not in self._num_runs or base not in self._num_runs:
+            return None
+        contrast = np.zeros(len(self._column_of))
+        contrast[self._column_of[name]] += 1
+        contrast[self._column_of[base]] -= 1
+        if not np.allclose(contrast @ self._estimable, contrast):
+            return None
+        mean = float(contrast @ self._effects)
+        half = _quantile(self.degrees) * self.deviation * float(np.linalg.norm(contrast @ self._inverse))
+        return Difference(mean, mean - half, mean + half, min(self._num_runs[name], self._num_runs[base]))
 
 
 def difference_sentence(name: str, base: str, difference: Difference, *, unit: str = "AP") -> str:

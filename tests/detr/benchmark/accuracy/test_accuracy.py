@@ -6,6 +6,7 @@ import statistics
 import time
 from pathlib import Path
 
+import numpy as np
 import pytest
 from matplotlib.figure import Figure
 
@@ -13,7 +14,7 @@ from detr.benchmark.accuracy.report import accuracy_report, write_accuracy_csv
 from detr.benchmark.accuracy.row import AccuracyRow, read_accuracy_rows
 from detr.benchmark.accuracy.run_curves import RunCurve, format_ap_table, plot_runs, read_run_curve
 from detr.benchmark.accuracy.runs import RunSpec, gpus_to_share, plan_runs, run_sitting
-from detr.benchmark.accuracy.stats import difference_sentence, paired_difference, pooled_difference, pooled_spread
+from detr.benchmark.accuracy.stats import AdditiveFit, difference_sentence, paired_difference
 
 # stands for tools/train.py: trains, dies, or sleeps until it is asked to stop, as `act` says
 RUN_SCRIPT = """
@@ -166,20 +167,55 @@ def test_the_paired_interval_is_students():
     differences = [0.01, 0.02, 0.01]
     half = 4.302653 * statistics.stdev(differences) / math.sqrt(3)
     assert found is not None
-    assert (found.mean, found.num_pairs) == (pytest.approx(statistics.fmean(differences)), 3)
+    assert (found.mean, found.num_runs) == (pytest.approx(statistics.fmean(differences)), 3)
     assert found.half_width == pytest.approx(half, rel=1e-5)
     assert paired_difference({0: 1.0}, base) is None
 
 
-def test_the_pooled_interval_knows_the_spread_of_all():
-    groups = [{0: 0.5, 1: 0.52}, {0: 0.6, 1: 0.62}, {0: 0.7}]
-    deviation, degrees = pooled_spread(groups) or (0.0, 0)
-    assert (deviation, degrees) == (pytest.approx(0.02 / math.sqrt(2)), 2)
-    found = pooled_difference(groups[2], groups[0], groups)
+def test_the_fit_of_two_is_the_paired_interval():
+    base, other = {0: 0.50, 1: 0.52, 2: 0.54}, {0: 0.51, 1: 0.54, 2: 0.55}
+    found, paired = AdditiveFit({"a": base, "b": other}).difference("b", "a"), paired_difference(other, base)
     assert found is not None
-    assert found.mean == pytest.approx(0.19)
-    assert found.half_width == pytest.approx(4.302653 * deviation * math.sqrt(1.5), rel=1e-5)
-    assert pooled_spread([{0: 0.5}, {}]) is None
+    assert paired is not None
+    assert (found.mean, found.low, found.high) == pytest.approx((paired.mean, paired.low, paired.high))
+
+
+def test_the_fit_of_many_knows_their_noise_and_what_seeds_share():
+    # 4 configurations x 3 seeds by hand: residuals are what configuration and seed means leave
+    values = np.array([[0.50, 0.53, 0.51], [0.51, 0.54, 0.53], [0.50, 0.52, 0.51], [0.52, 0.54, 0.52]])
+    groups = {name: dict(enumerate(row)) for name, row in zip("abcd", values.tolist(), strict=True)}
+    fit = AdditiveFit(groups)
+    rest = values - values.mean(1, keepdims=True) - values.mean(0) + values.mean()
+    assert fit.degrees == 6
+    assert fit.deviation == pytest.approx(math.sqrt((rest**2).sum() / 6))
+    found = fit.difference("b", "a")
+    assert found is not None
+    assert found.mean == pytest.approx(values[1].mean() - values[0].mean())
+    assert found.half_width == pytest.approx(2.446912 * fit.deviation * math.sqrt(2 / 3), rel=1e-5)
+    # what a seed does to all changes nothing
+    shifted = {name: {seed: value + seed for seed, value in group.items()} for name, group in groups.items()}
+    same = AdditiveFit(shifted).difference("b", "a")
+    assert same is not None
+    assert (same.mean, same.low, same.high) == pytest.approx((found.mean, found.low, found.high))
+
+
+def test_a_run_that_is_missing_does_not_lend_its_seed_to_a_difference():
+    # seed 1 is worth 0.1 to all; the mean of what is there would give -0.03
+    groups = {"a": {0: 0.50, 1: 0.60}, "b": {0: 0.52}, "c": {0: 0.51, 1: 0.61}}
+    found = AdditiveFit(groups).difference("b", "a")
+    assert found is not None
+    assert found.mean == pytest.approx(0.02)
+
+
+def test_what_no_runs_can_tell_is_no_difference():
+    assert AdditiveFit({}).difference("a", "b") is None
+    assert AdditiveFit({"a": {0: 0.5}, "b": {0: 0.6}}).difference("b", "a") is None
+    # no seed links b with the others
+    apart = AdditiveFit({"a": {0: 0.5, 1: 0.6}, "c": {0: 0.5, 1: 0.7}, "b": {5: 0.6, 6: 0.7}})
+    assert apart.degrees == 1
+    assert apart.difference("b", "a") is None
+    assert apart.difference("c", "a") is not None
+    assert apart.difference("none", "a") is None
 
 
 def test_sentences_say_no_more_than_the_interval():
@@ -233,7 +269,7 @@ def test_the_report(tmp_path: Path):
     assert {len(line) for line in cells.values()} == {16}
     assert "`same` cannot be told apart from `base`" in report
     assert "`worse` has a lower AP than `base`" in report
-    assert "6 degrees of freedom" in report
+    assert "4 degrees of freedom" in report
     assert "2 comparisons at 95% each" in report
     assert "| absent | 0 | failed: a / b |" in report
     assert "![Title](curves.png)" in report
