@@ -1,5 +1,6 @@
 """Data worker processes: which sample each is at, and what signals mean to them."""
 
+import multiprocessing
 import os
 import re
 import signal
@@ -58,18 +59,24 @@ def ignore_stop_signals(worker_id: int) -> None:
     Schedulers signal every process of a job. Workers that died of it would take the checkpoint with them that the
     main process then makes. A SIGTERM of the main process itself still ends a worker: Python sends one to those that
     are left when it exits, and waits for them.
+
+    A forked worker has one thread here. One that is spawned or comes from a fork server has imported libraries by now:
+    if they began threads, as with OMP_NUM_THREADS above 1, SIGTERM may reach one of those and end the worker.
     """
     for number in (signal.SIGUSR1, signal.SIGINT):
         signal.signal(number, signal.SIG_IGN)
     if not hasattr(signal, "sigwaitinfo"):
         # without it nobody can tell whose signal it is
         return
+    main = multiprocessing.parent_process()
+    assert main is not None, "only for worker processes"
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
-    threading.Thread(target=_exit_when_told_by, args=(os.getppid(),), daemon=True).start()
+    # not os.getppid(): with the start method "forkserver" that is the server
+    threading.Thread(target=_exit_when_told_by, args=(main.pid,), daemon=True).start()
 
 
-def _exit_when_told_by(parent: int) -> None:
-    while signal.sigwaitinfo({signal.SIGTERM}).si_pid != parent:
+def _exit_when_told_by(main: int) -> None:
+    while signal.sigwaitinfo({signal.SIGTERM}).si_pid != main:
         pass
     os._exit(0)
 

@@ -1,6 +1,10 @@
-"""Small COCO datasets made on the spot."""
+"""Small COCO datasets made on the spot, and programs with data workers."""
 
 import json
+import os
+import signal
+import subprocess
+import sys
 from collections.abc import Callable
 from copy import deepcopy
 from pathlib import Path
@@ -54,3 +58,34 @@ def write_dataset(tmp_path: Path) -> Callable[[dict[str, Any]], tuple[Path, Path
         return annotations, images
 
     return write
+
+
+@pytest.fixture
+def run_program(tmp_path: Path, environment: dict[str, str]) -> Callable[[str], str]:
+    """Runs source text as a program of its own, whose workers may be started in any way; returns what it prints.
+
+    It must end well, in 120 s. One that does not fails with the stack of every thread of every process, workers too.
+    """
+
+    def run(source: str) -> str:
+        script = tmp_path / "program.py"
+        script.write_text(source)
+        with subprocess.Popen(
+            [sys.executable, script],
+            env=environment | {"PYTHONFAULTHANDLER": "1"},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            start_new_session=True,
+        ) as process:
+            try:
+                stdout, stderr = process.communicate(timeout=120)
+            except subprocess.TimeoutExpired:
+                # the group, as workers may outlive the program and hold its pipes
+                os.killpg(process.pid, signal.SIGABRT)
+                stdout, stderr = process.communicate()
+                pytest.fail(f"did not end\n{stdout}\n{stderr}")
+        assert process.returncode == 0, f"exit code {process.returncode}\n{stdout}\n{stderr}"
+        return stdout
+
+    return run
