@@ -23,7 +23,7 @@ from detr.data.epoch_order import EpochOrder, Sampling
 from detr.data.page_locks import CudaPageLocker, PageLocker
 from detr.data.recycled import BufferStates, ReceivedBuffers, WorkerBuffers
 from detr.data.samplers import Draw, EvalSampler, TrainSampler
-from detr.data.workers import WorkerLog, ignore_stop_signals
+from detr.data.workers import WorkerLog, ignore_stop_signals, start_method
 from detr.structures import Batch
 
 # a process that dumps its core is dead only afterwards
@@ -71,6 +71,7 @@ class DetectionLoader:
             batch_size=batch_size,
             sampler=sampler,
             num_workers=num_workers,
+            multiprocessing_context=start_method() if num_workers else None,
             collate_fn=CollateOrFail(pad_to, self._buffer_states),
             drop_last=drop_last,
             persistent_workers=num_workers > 0,

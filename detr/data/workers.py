@@ -4,6 +4,7 @@ import multiprocessing
 import os
 import re
 import signal
+import sys
 import threading
 
 import torch
@@ -51,6 +52,16 @@ class WorkerLog:
             f"a data worker died ({text.splitlines()[0]}) while it loaded {', '.join(samples)}. {cause}. If it is "
             "always the same sample, look at its file; data.num_workers=0 loads it in the main process"
         )
+
+
+def start_method() -> str | None:
+    """How workers start: as the program has chosen with multiprocessing.set_start_method; else forked on Linux.
+
+    Not by Python's default, from 3.14 on a fork server: forked workers need not import PyTorch again, the dataset
+    is not pickled, and signals to the whole job spare them, see `ignore_stop_signals`. None: the default.
+    """
+    chosen = multiprocessing.get_start_method(allow_none=True)
+    return "fork" if chosen is None and sys.platform == "linux" else chosen
 
 
 def ignore_stop_signals(worker_id: int) -> None:

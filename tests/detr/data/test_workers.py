@@ -2,6 +2,7 @@
 
 import os
 import signal
+import sys
 import threading
 import time
 from collections.abc import Callable
@@ -129,3 +130,26 @@ def test_a_program_that_ends_with_workers_alive_does_end(run_program: Callable[[
         "    print('ends', flush=True)\n"
     )
     assert sorted(printed.split()) == ["ends", "loads"]
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="elsewhere the default stands")
+@pytest.mark.parametrize(("chosen", "process"), [(None, "ForkProcess"), ("spawn", "SpawnProcess")])
+def test_workers_are_forked_unless_the_program_chose_otherwise(
+    run_program: Callable[[str], str], chosen: str | None, process: str
+):
+    choice = "pass" if chosen is None else f"multiprocessing.set_start_method({chosen!r})"
+    printed = run_program(
+        "import multiprocessing\n"
+        "from detr.data import EvalTransform, SyntheticDataset, build_val_loader\n"
+        "class Saying(SyntheticDataset):\n"
+        "    def load(self, index, batch_draw):\n"
+        "        print(type(multiprocessing.current_process()).__name__, flush=True)\n"
+        "        return super().load(index, batch_draw)\n"
+        "if __name__ == '__main__':\n"
+        "    # as from Python 3.14 on\n"
+        "    multiprocessing.context._default_context._default_context = multiprocessing.get_context('forkserver')\n"
+        f"    {choice}\n"
+        "    data = Saying('val', EvalTransform(None, None), num_images=1, size=64)\n"
+        "    assert len(list(build_val_loader(data, batch_size=1, num_workers=1, pad_to=1))) == 1\n"
+    )
+    assert printed.split() == [process]
