@@ -25,7 +25,7 @@ def test_a_comparison_and_its_runs(tool: Tool, refused: Tool, tmp_path: Path):
     assert "trainer.log_every=2" in row["overrides"]
     assert "deterministic: true" in (folder / "runs" / "deterministic_seed7" / "config.yaml").read_text()
     assert "| reference | 0 of 1 | not yet run" in report
-    assert {path.name for path in folder.iterdir()} == {"rows.jsonl", "report.md", "rows.csv", "curves.png", "runs"}
+    assert {path.name for path in folder.iterdir()} == {".lock", "rows.jsonl", "report.md", "rows.csv", "curves.png", "runs"}
 
     # done is done: nothing is started, the report is written anew
     again = tool(*command)
