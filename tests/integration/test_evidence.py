@@ -1,8 +1,9 @@
-"""scripts/evidence.sh hands its paths to the tools whole, whatever characters they have."""
+"""Scripts of evidence: paths reach the tools whole, and what cannot run says so at once."""
 
 import os
 import shutil
 import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -67,3 +68,12 @@ def test_gradients_before_kernels_says_so(tmp_path: Path):
     )
     assert ended.returncode == 1
     assert "run the part kernels first" in ended.stderr
+
+
+def test_scaling_on_gpus_that_are_not_there_says_so(tmp_path: Path):
+    command = ["bash", str(SCRIPT.with_name("prove_scaling.sh"))]
+    python = Path(sys.executable).parent
+    environment = os.environ | {"GPUS": "99", "OUT": str(tmp_path), "PATH": f"{python}:{os.environ['PATH']}"}
+    ended = subprocess.run(command, env=environment, capture_output=True, text=True, check=False, timeout=60)
+    assert ended.returncode == 1
+    assert "GPUS=99, but PyTorch sees" in ended.stderr
