@@ -24,13 +24,30 @@ reports="${REPORTS:-$out/reports}"
 mkdir -p "$out" "$reports"
 [[ $# -gt 0 ]] || set -- kernels bccd two_stage gradients synthetic synthetic_parity
 
+# A path as a value of Hydra; a plain one as it is, since a comparison knows its rows by their keys.
+quoted() {
+    if [[ "$1" =~ ^[A-Za-z0-9_./-]*$ ]]; then
+        echo "$1"
+    else
+        echo "'${1//\'/\\\'}'"
+    fi
+}
+
+listed() { # paths, one a line, as a list of Hydra
+    local path items=()
+    while IFS= read -r path; do items+=("$(quoted "$path")"); done
+    local IFS=,
+    echo "[${items[*]}]"
+}
+
 compare() { # name of the report, preset, runs at once, further keys
     local name="$1" preset="$2" parallel="$3" folder="$out/$2"
     : "${DATA:?set DATA to the folder of the blood cells}" "${WEIGHTS:?set WEIGHTS to weights of tf_efficientnet_lite0}"
+    local keys="\"data.root=$(quoted "$DATA")\",\"backbone.pretrained=$(quoted "$WEIGHTS")\""
     # compilers of all runs share the cores
     TORCHINDUCTOR_COMPILE_THREADS=3 "$python" "$root/tools/compare_accuracy.py" "accuracy=$preset" \
-        "output_dir=$folder" "num_parallel=$parallel" "gpus=${GPUS:-1}" "minutes=${MINUTES:-9}" \
-        "train=[\"data.root=$DATA\",\"backbone.pretrained=$WEIGHTS\",\"data.cache_dir=/dev/shm/evidence\"]" "${@:4}"
+        "output_dir=$(quoted "$folder")" "num_parallel=$parallel" "gpus=${GPUS:-1}" "minutes=${MINUTES:-9}" \
+        "train=[$keys,\"data.cache_dir=/dev/shm/evidence\"]" "${@:4}"
     sed "s|(curves.png)|(accuracy_$name.png)|" "$folder/report.md" > "$reports/accuracy_$name.md"
     cp "$folder/curves.png" "$reports/accuracy_$name.png"
     cp "$folder/rows.csv" "$reports/accuracy_$name.csv"
@@ -38,12 +55,12 @@ compare() { # name of the report, preset, runs at once, further keys
 }
 
 synthetic() { # name of the run, keys
-    "$python" "$root/tools/train.py" experiment=synthetic_r50 "output_dir=$out/$1" \
+    "$python" "$root/tools/train.py" experiment=synthetic_r50 "output_dir=$(quoted "$out/$1")" \
         "trainer.max_minutes=${TRAIN_MINUTES:-10}" "${@:2}"
     local runs
-    runs="$(find "$out" -maxdepth 2 -path "$out/synthetic_r50*/metrics.jsonl" -printf '%h\n' | sort | paste -sd,)"
-    "$python" "$root/tools/compare_runs.py" "runs=[$runs]" 'at=[2.5,5,7.5,10]' "output_dir=$out/synthetic" \
-        'title=R50 from scratch on synthetic images'
+    runs="$(find "$out" -maxdepth 2 -path "$out/synthetic_r50*/metrics.jsonl" -printf '%h\n' | sort | listed)"
+    "$python" "$root/tools/compare_runs.py" "runs=$runs" 'at=[2.5,5,7.5,10]' \
+        "output_dir=$(quoted "$out/synthetic")" 'title=R50 from scratch on synthetic images'
     sed 's|(runs.png)|(synthetic_r50.png)|' "$out/synthetic/runs.md" > "$reports/synthetic_r50.md"
     cp "$out/synthetic/runs.png" "$reports/synthetic_r50.png"
 }
@@ -56,8 +73,10 @@ for part in "$@"; do
         two_stage) compare bccd bccd 3 'only=[two_stage]' ;;
         gradients)
             run="$out/kernels/runs/triton_bf16_seed0"
-            checkpoints="$(find "$run" -name 'step_*.pt' | sort | paste -sd,)"
-            "$python" "$root/tools/compare_gradients.py" "checkpoints=[$checkpoints]" "output_dir=$out/gradients"
+            [[ -d "$run" ]] || { echo "there is no $run; run the part kernels first" >&2; exit 1; }
+            checkpoints="$(find "$run" -name 'step_*.pt' | sort | listed)"
+            "$python" "$root/tools/compare_gradients.py" "checkpoints=$checkpoints" \
+                "output_dir=$(quoted "$out/gradients")"
             cp "$out/gradients/gradients.png" "$out/gradients/gradients.json" "$reports/"
             cp "$out/gradients/gradients.md" "$reports/"
             ;;
@@ -68,8 +87,9 @@ for part in "$@"; do
             ;;
         offsets)
             : "${IMAGES:?set IMAGES to a folder of images}"
-            "$python" "$root/tools/inspect_attention.py" "checkpoint=$out/bccd/runs/refine_seed0/best.pt" \
-                "source=$IMAGES" "output_dir=$out/offsets"
+            "$python" "$root/tools/inspect_attention.py" \
+                "checkpoint=$(quoted "$out/bccd/runs/refine_seed0/best.pt")" "source=$(quoted "$IMAGES")" \
+                "output_dir=$(quoted "$out/offsets")"
             cp "$out/offsets/sampling.md" "$reports/offsets.md"
             ;;
         *)

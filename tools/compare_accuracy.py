@@ -28,11 +28,12 @@ from detr.benchmark.accuracy.report import accuracy_report, write_accuracy_csv
 from detr.benchmark.accuracy.row import AccuracyRow, read_accuracy_rows
 from detr.benchmark.accuracy.run_curves import plot_runs, read_run_curve
 from detr.benchmark.accuracy.runs import gpus_to_share, latest_rows, plan_runs, run_sitting
-from tools.launcher import hydra_tool
+from tools.launcher import hydra_tool, require_lists
 
 
 @hydra_tool("compare_accuracy")
 def main(cfg: DictConfig) -> None:
+    require_lists(cfg, {"train": '["data.root=FOLDER"]', "only": "[a,b]", "seeds": "[1,2,3]"})
     preset = cfg.accuracy
     names = list(preset.rows)
     if cfg.only is not None and not set(cfg.only) <= set(names):

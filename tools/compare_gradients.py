@@ -38,12 +38,13 @@ from detr.models import DeformableDETR
 from detr.structures import Batch
 from detr.telemetry.environment import collect_environment, format_environment
 from ops import BackendUnavailable, KernelConfig
-from tools.launcher import hydra_tool, start_process
+from tools.launcher import hydra_tool, require_lists, start_process
 from tools.saved_model import data_config
 
 
 @hydra_tool("compare_gradients")
 def main(cfg: DictConfig) -> None:
+    require_lists(cfg, {"checkpoints": "[outputs/NAME/last.pt]", "only": "[a,b]", "pairs": "[[a,b]]"})
     if not cfg.checkpoints:
         raise ValueError("tools/compare_gradients.py needs checkpoints=[FILE,...] of tools/train.py; got none")
     context = start_process(cfg)
@@ -51,7 +52,11 @@ def main(cfg: DictConfig) -> None:
     print(format_environment(environment, {"device": context.device}), flush=True)
     if cfg.only is not None and not set(cfg.only) <= set(cfg.rows):
         raise ValueError(f"only={list(cfg.only)} names rows that are not there; the rows are {list(cfg.rows)}")
+    unknown = sorted({str(name) for pair in cfg.pairs for name in pair} - set(cfg.rows))
+    if unknown or any(len(pair) != 2 for pair in cfg.pairs):
+        raise ValueError(f"pairs= are pairs of rows, as in [[a,b]]; the rows are {list(cfg.rows)}; got {cfg.pairs}")
     settings = {name: dict(row) for name, row in cfg.rows.items() if cfg.only is None or name in cfg.only}
+    require_one_model(cfg.checkpoints)
     folder = Path(cfg.output_dir)
     folder.mkdir(parents=True, exist_ok=True)
     rows: list[GradientRow] = []
@@ -71,6 +76,33 @@ def main(cfg: DictConfig) -> None:
         # after each: float64 takes its time, and what is measured is kept if the rest is cut short
         write_report(rows, environment, folder)
     print(gradient_table(rows))
+
+
+def require_one_model(paths: Sequence[str]) -> None:
+    """Refuse checkpoints that one table cannot hold, before hours of float64.
+
+    Raises:
+        ValueError: Of other classes or another model than the first, or of a step that was there before.
+    """
+    first: Checkpoint | None = None
+    path_of: dict[int, str] = {}
+    for path in paths:
+        checkpoint = load_checkpoint(path)
+        first = first or checkpoint
+        for what in ("classes", "model", "backbone"):
+            if _part(checkpoint, what) != _part(first, what):
+                raise ValueError(
+                    f"{path} differs from {paths[0]} in its {what}; give checkpoints of one run, and those of another "
+                    "to a command of its own, with another name="
+                )
+        step = checkpoint.global_step
+        if step in path_of:
+            raise ValueError(f"{path} is of step {step}, as {path_of[step]} is; leave one of them out")
+        path_of[step] = path
+
+
+def _part(checkpoint: Checkpoint, what: str) -> object:
+    return checkpoint.class_table if what == "classes" else checkpoint.config.get(what)
 
 
 def write_report(rows: Sequence[GradientRow], environment: dict[str, Any], folder: Path) -> None:

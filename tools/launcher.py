@@ -6,7 +6,7 @@ import math
 import os
 import sys
 import zlib
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any, TypeVar, cast
 
@@ -17,7 +17,7 @@ from hydra.core.object_type import ObjectType
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Override
 from hydra.errors import HydraException, InstantiationException
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import DictConfig, ListConfig, OmegaConf
 
 from detr.distributed import DistributedContext, broadcast_object, cleanup, init_distributed, is_main
 from detr.engine.preemption import REQUEUE_EXIT_CODE, Preempted
@@ -154,6 +154,21 @@ def user_message(error: Exception) -> str | None:
             f"{key}= was given; leave one of them out"
         )
     return None
+
+
+def require_lists(cfg: DictConfig, examples: Mapping[str, str]) -> None:
+    """Refuse keys that are neither lists nor null: a text would be taken letter by letter.
+
+    Args:
+        cfg: Of the tool.
+        examples: What to give, by key.
+
+    Raises:
+        ValueError: The first such key.
+    """
+    for key, example in examples.items():
+        if cfg[key] is not None and not isinstance(cfg[key], ListConfig):
+            raise ValueError(f"{key} is a list, as in '{key}={example}'; got {cfg[key]}")
 
 
 def fail(text: str, code: int = 1) -> None:

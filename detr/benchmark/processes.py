@@ -9,6 +9,8 @@ from types import FrameType
 
 # what torchrun puts before the lines of a rank, and how a stack trace ends
 _RANK = re.compile(r"^\[rank\d+\]:")
+# what a tool puts after its error
+_HINT = "(HYDRA_FULL_ERROR=1"
 _EXCEPTION = re.compile(r"^[\w.]+(Error|Exception|Unavailable)\b")
 
 
@@ -32,10 +34,11 @@ def raising_on_sigterm() -> Iterator[None]:
 def failure_reason(said: str) -> str:
     """The line of a failed process's error output that says why."""
     lines = [_RANK.sub("", line).strip() for line in said.splitlines()]
-    errors = [line for line in lines if line.startswith("error:")]
-    if errors:
-        # what the tool says to its user
-        return errors[0].removeprefix("error: ")
+    start = next((index for index, line in enumerate(lines) if line.startswith("error:")), None)
+    if start is not None:
+        # what the tool says to its user: all its lines, as one
+        end = next((index for index in range(start, len(lines)) if lines[index].startswith(_HINT)), start + 1)
+        return " ".join(filter(None, lines[start:end])).removeprefix("error: ")
     # under torchrun the launcher reports after the rank that failed
     raised = [line for line in lines if _EXCEPTION.match(line) and "ChildFailedError" not in line]
     return raised[-1] if raised else next((line for line in reversed(lines) if line), "no message")

@@ -76,14 +76,14 @@ class TrainerSettings:
                 raise ValueError(f"trainer.{name} must be a whole number, 0 for none; got {getattr(self, name)}")
         for name in ("max_minutes", "eval_every_minutes"):
             minutes = getattr(self, name)
-            if minutes is not None and not minutes > 0:
+            if minutes is not None and (isinstance(minutes, str) or not minutes > 0):
                 raise ValueError(f"trainer.{name} must be positive, or null for none; got {minutes}")
-        if self.hang_s is not None and not self.hang_s > 0:
+        if self.hang_s is not None and (isinstance(self.hang_s, str) or not self.hang_s > 0):
             raise ValueError(f"trainer.hang_s must be positive, or null to watch nothing; got {self.hang_s}")
         if self.nonfinite not in get_args(NonFinitePolicy):
             raise ValueError(f"trainer.nonfinite must be skip or stop; got {self.nonfinite!r}")
         # the negation also refuses NaN
-        if self.clip is not None and not self.clip > 0:
+        if self.clip is not None and (isinstance(self.clip, str) or not self.clip > 0):
             raise ValueError(f"trainer.clip must be positive, or null for no clipping; got {self.clip}")
         if self.cuda_graphs:
             self._check_cuda_graphs()

@@ -41,7 +41,11 @@ def accuracy_report(
         lines += [format_environment(good.environment), f"{'date':<8}  {good.date}"]
         lines += [f"{'commits':<8}  {', '.join(commits)}"] if len(commits) > 1 else []
     lines += ["```", ""]
-    lines += ["AP of the last evaluation, not of the best one. Run: wall time with start and compilation.", ""]
+    lines += [
+        "AP of the last evaluation, not of the best one. Run: wall time with start and compilation, of the "
+        "last process alone where a run was cut short.",
+        "",
+    ]
     aps = {name: _by_seed(rows, name) for name in names}
     fit = AdditiveFit(aps)
     lines += [
@@ -135,7 +139,13 @@ def _findings(aps: Mapping[str, Mapping[int, float]], fit: AdditiveFit, base: st
 
 def _failures(rows: Sequence[AccuracyRow]) -> list[str]:
     failed = [f"| {row.name} | {row.seed} | {row.status.replace('|', '/')} |" for row in rows if not row.is_ok]
-    return ["| run without numbers | seed | reason |", "|---|---|---|", *failed, ""] if failed else []
+    if not failed:
+        return []
+    advice = (
+        "`retry_failed=true` tries them again. Where the folder of a run holds one of other settings, give another "
+        "`output_dir=`."
+    )
+    return ["| run without numbers | seed | reason |", "|---|---|---|", *failed, "", advice, ""]
 
 
 def _mean(values: Sequence[float | None], form: str) -> str:

@@ -118,17 +118,27 @@ def row_of_run(
 def read_accuracy_rows(path: Path) -> list[AccuracyRow]:
     """The rows of a file of `AccuracyRow.to_json` lines; none if there is no file.
 
+    A line that a kill cut off at the end is left out: its run is done, and gets its row when it is looked at again.
+
     Raises:
-        ValueError: A line is not a row.
+        ValueError: Another line is not a row.
     """
     if not path.is_file():
         return []
     rows = []
-    for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), start=1):
+    lines = path.read_text(encoding="utf-8", errors="replace").split("\n")
+    for number, line in enumerate(lines, start=1):
+        if not line.strip():
+            continue
         try:
             rows.append(AccuracyRow.from_json(line))
-        except (json.JSONDecodeError, TypeError) as error:
-            raise ValueError(f"{path}, line {number}, is not a row of tools/compare_accuracy.py: {error}") from error
+        except (json.JSONDecodeError, TypeError, AttributeError) as error:
+            if number == len(lines):
+                break
+            raise ValueError(
+                f"{path}, line {number}, is not a row of tools/compare_accuracy.py ({error}); remove that line, and "
+                "the same command makes it anew from its run"
+            ) from error
     return rows
 
 

@@ -84,6 +84,22 @@ def read_run_curve(folder: Path, *, label: str | None = None, group: str | None 
     )
 
 
+def run_labels(folders: Sequence[Path]) -> dict[Path, str]:
+    """What tells the folders apart: their names, with as many of the folders above as it takes.
+
+    Raises:
+        ValueError: A folder is given twice.
+    """
+    paths = [folder.resolve() for folder in folders]
+    for folder, path in zip(folders, paths, strict=True):
+        if paths.count(path) > 1:
+            raise ValueError(f"runs={folder} is given twice; leave one of them out")
+    depth = 1
+    while len({path.parts[-depth:] for path in paths}) < len(paths):
+        depth += 1
+    return {folder: "/".join(path.parts[-depth:]) for folder, path in zip(folders, paths, strict=True)}
+
+
 def plot_runs(curves: Sequence[RunCurve], path: Path, *, x: Axis, title: str) -> None:
     """Loss above, AP below; one colour a group. Where all evaluations share one x, AP has a column a group instead."""
     figure = Figure(figsize=(9, 8), layout="constrained")
@@ -125,7 +141,7 @@ def format_ap_table(curves: Sequence[RunCurve], minutes: Sequence[float]) -> str
     The minute of an evaluation stands beside it where it is more than 3% off.
     """
     lines = [
-        "| run | " + " | ".join(f"AP after {minute:g} min" for minute in minutes) + " | last AP | minutes | steps |",
+        "| " + " | ".join(["run", *(f"AP after {minute:g} min" for minute in minutes), "last AP | minutes | steps |"]),
         "|" + "---|" * (len(minutes) + 4),
     ]
     for curve in curves:
@@ -133,7 +149,7 @@ def format_ap_table(curves: Sequence[RunCurve], minutes: Sequence[float]) -> str
         cells = [_cell(value, minute) for value, minute in zip(values, minutes, strict=True)]
         last = f"{curve.aps[-1]:.3f}" if curve.aps else ""
         trained = f"{curve.minutes[-1]:.1f} | {curve.steps[-1]}" if curve.steps else "|"
-        lines.append(f"| {curve.label} | " + " | ".join([*cells, last]) + f" | {trained} |")
+        lines.append("| " + " | ".join([curve.label.replace("|", "/"), *cells, last, f"{trained} |"]))
     return "\n".join(lines)
 
 

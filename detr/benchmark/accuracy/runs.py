@@ -1,6 +1,7 @@
 """Training runs of many configurations and seeds, several at once, over as many sittings as it takes."""
 
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -11,12 +12,16 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from detr.benchmark.accuracy.row import AccuracyRow, read_accuracy_rows, row_of_run
+from detr.benchmark.folder_lock import locked_folder
 from detr.benchmark.processes import failure_reason, raising_on_sigterm
 from detr.engine.preemption import REQUEUE_EXIT_CODE
+from detr.telemetry.loggers import repair_last_line
 
 _POLL_S = 0.2
 # a run that is asked to stop saves its checkpoint
 _GRACE_S = 60.0
+# of every run, given after its overrides
+_OWN_KEYS = {"seed": "seeds=[...]", "name": "names in rows", "output_dir": "output_dir= of the comparison"}
 
 
 @dataclass(frozen=True)
@@ -58,11 +63,24 @@ def plan_runs(rows: Mapping[str, Sequence[str]], seeds: Sequence[int], shared: S
         shared: Overrides of all, before their own.
 
     Raises:
-        ValueError: There are no rows or seeds, a seed twice, or a configuration that does not name its kernel.
+        ValueError: There are no rows or seeds, a seed twice or none that is a whole number, a configuration that does
+            not name its kernel, has a name that cannot be a folder's, or a key that each run gets of its own.
     """
     if not rows or not seeds or len(set(seeds)) < len(seeds):
         raise ValueError(f"a comparison needs rows and different seeds; got {len(rows)} rows and seeds {list(seeds)}")
+    if any(type(seed) is not int for seed in seeds):
+        raise ValueError(f"seeds are whole numbers, as in [0,1,2]; got {list(seeds)}")
     for name, overrides in rows.items():
+        if not re.fullmatch(r"\w[\w.+-]*", name):
+            raise ValueError(
+                f"row {name!r} names folders of runs; use letters, digits, and . + - _ after the first of them"
+            )
+        for text in (*shared, *overrides):
+            key = text.partition("=")[0].lstrip("+~")
+            if key in _OWN_KEYS:
+                raise ValueError(
+                    f"row {name} sets {text}, but each run gets its own {key}; leave it out and give {_OWN_KEYS[key]}"
+                )
         kernels = [text for text in (*shared, *overrides) if text.startswith(("kernel=", "kernel.backend="))]
         if not kernels or kernels[-1].endswith("=auto"):
             raise ValueError(
@@ -102,10 +120,47 @@ def run_sitting(
 
     Returns:
         All rows of the file that belong to `specs`, one a spec at most: the last.
+
+    Raises:
+        ValueError: No run would start with these numbers, the folder is in use, or rows.jsonl is damaged.
     """
+    limits = {"num_parallel": num_parallel, "minutes": minutes, "run_timeout_s": timeout_s}
+    for key, limit in limits.items():
+        if limit is not None and (isinstance(limit, str) or limit <= 0):
+            raise ValueError(f"{key} must be a number above 0; got {limit}")
+    folder.mkdir(parents=True, exist_ok=True)
+    with locked_folder(folder) as lock:
+        return _run_sitting(
+            script,
+            specs,
+            folder=folder,
+            lock=lock,
+            num_parallel=num_parallel,
+            gpus=gpus,
+            minutes=minutes,
+            expected_s=expected_s,
+            timeout_s=timeout_s,
+            retry_failed=retry_failed,
+        )
+
+
+def _run_sitting(
+    script: Path,
+    specs: Sequence[RunSpec],
+    *,
+    folder: Path,
+    lock: int,
+    num_parallel: int,
+    gpus: Sequence[str | None],
+    minutes: float | None,
+    expected_s: float,
+    timeout_s: float,
+    retry_failed: bool,
+) -> list[AccuracyRow]:
     rows_file, runs = folder / "rows.jsonl", folder / "runs"
     runs.mkdir(parents=True, exist_ok=True)
     rows_file.touch()
+    repair_last_line(rows_file)
     known = latest_rows(read_accuracy_rows(rows_file), specs)
     pending = [spec for spec in specs if spec not in known or (retry_failed and not known[spec].is_ok)]
     num_slots = num_parallel * len(gpus)
@@ -122,7 +177,7 @@ def run_sitting(
                     if len(running) < num_slots and (deadline_s is None or now_s + guess_s <= deadline_s):
                         pending.remove(spec)
                         gpu = min(gpus, key=[run.gpu for run in running].count)
-                        running.append(_start(script, spec, runs, gpu, num_slots))
+                        running.append(_start(script, spec, runs, gpu, num_slots, lock))
                 if not running:
                     break
                 for run in list(running):
@@ -178,8 +233,9 @@ def latest_rows(rows: Sequence[AccuracyRow], specs: Sequence[RunSpec]) -> dict[R
     return {spec: row for spec, row in found.items() if row is not None}
 
 
-def _start(script: Path, spec: RunSpec, runs: Path, gpu: str | None, num_slots: int) -> _Running:
-    arguments = [*spec.overrides, f"seed={spec.seed}", f"name={spec.label}", f"output_dir={runs / spec.label}"]
+def _start(script: Path, spec: RunSpec, runs: Path, gpu: str | None, num_slots: int, lock: int) -> _Running:
+    output_dir = _quoted(str(runs / spec.label))
+    arguments = [*spec.overrides, f"seed={spec.seed}", f"name={spec.label}", f"output_dir={output_dir}"]
     threads = str(max(1, (os.cpu_count() or 1) // num_slots))
     _say(f"{spec.label} starts")
     with (runs / f"{spec.label}.log").open("ab") as log:
@@ -191,6 +247,7 @@ def _start(script: Path, spec: RunSpec, runs: Path, gpu: str | None, num_slots: 
             env={"OMP_NUM_THREADS": threads} | os.environ | ({} if gpu is None else {"CUDA_VISIBLE_DEVICES": gpu}),
             # a session of its own, so that its data workers end with it
             start_new_session=True,
+            pass_fds=(lock,),
         )
     return _Running(spec, process, gpu, time.monotonic(), log_start)
 
@@ -212,12 +269,17 @@ def _row(run: _Running, runs: Path) -> AccuracyRow | None:
     took_s = time.monotonic() - run.started_s
     date = datetime.now(UTC).isoformat(timespec="minutes")
     if code == 0:
-        row = row_of_run(
-            runs / spec.label, name=spec.name, seed=spec.seed, overrides=spec.overrides, wall_s=took_s, date=date
-        )
-        _say(f"{spec.label}: AP {row.AP:.4f}, AP50 {row.AP50:.4f} ({took_s:.0f} s)")
-        return row
-    if run.took_too_long:
+        try:
+            row = row_of_run(
+                runs / spec.label, name=spec.name, seed=spec.seed, overrides=spec.overrides, wall_s=took_s, date=date
+            )
+        except (ValueError, OSError) as error:
+            # one run without numbers must not end the others
+            status = f"failed: {error}"
+        else:
+            _say(f"{spec.label}: AP {row.AP:.4f}, AP50 {row.AP50:.4f} ({took_s:.0f} s)")
+            return row
+    elif run.took_too_long:
         status = f"failed: ended after {took_s:.0f} s, which is longer than a run may take"
     elif run.asked_to_stop_s is not None or code == REQUEUE_EXIT_CODE:
         _say(f"{spec.label} was stopped after {took_s:.0f} s; the same command goes on with it")
@@ -234,6 +296,14 @@ def _kill(process: "subprocess.Popen[bytes]") -> None:
     if process.poll() is None:
         os.killpg(process.pid, signal.SIGKILL)
         process.wait()
+
+
+def _quoted(text: str) -> str:
+    """As a value on Hydra's command line, where a comma, a bracket or a = would mean something else."""
+    if re.fullmatch(r"[\w./-]+", text):
+        return text
+    # backslashes stand for themselves but before a quote
+    return "'" + re.sub(r"(\\*)('|$)", lambda found: 2 * found[1] + ("\\'" if found[2] else ""), text) + "'"
 
 
 def _say(text: str) -> None:

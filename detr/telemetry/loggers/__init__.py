@@ -2,7 +2,7 @@
 
 from detr.telemetry.loggers.base import Cell, CompositeLogger, Logger, MediaLogger
 from detr.telemetry.loggers.console import ConsoleLogger
-from detr.telemetry.loggers.jsonl import JsonlLogger, read_metrics
+from detr.telemetry.loggers.jsonl import JsonlLogger, read_metrics, repair_last_line
 from detr.telemetry.loggers.tensorboard import TensorboardLogger
 from detr.telemetry.loggers.wandb import WandbLogger
 
@@ -16,4 +16,5 @@ __all__ = [
     "TensorboardLogger",
     "WandbLogger",
     "read_metrics",
+    "repair_last_line",
 ]

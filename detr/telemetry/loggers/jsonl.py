@@ -25,7 +25,7 @@ class JsonlLogger:
     def log(self, step: int, values: Mapping[str, float]) -> None:
         if self._file is None:
             self._path.parent.mkdir(parents=True, exist_ok=True)
-            _repair_last_line(self._path)
+            repair_last_line(self._path)
             self._file = self._path.open("a", encoding="utf-8")
         row = {"step": step, "time_s": round(time.time(), 3)}
         for name, value in values.items():
@@ -51,7 +51,8 @@ def read_metrics(path: Path | str) -> list[dict[str, Any]]:
         ValueError: A line before the last is not a JSON object with an integer `step`.
     """
     path = Path(path)
-    lines = path.read_text(encoding="utf-8").splitlines()
+    # bytes that are no text are in a line that is not JSON, which the error names
+    lines = path.read_text(encoding="utf-8", errors="replace").splitlines()
     rows: dict[int, dict[str, Any]] = {}
     for number, line in enumerate(lines, start=1):
         row = _parse(line)
@@ -74,7 +75,14 @@ def _parse(line: str) -> dict[str, Any] | None:
     return row if isinstance(row, dict) and isinstance(row.get("step"), int) else None
 
 
-def _repair_last_line(path: Path) -> None:
+def _is_object(line: str) -> bool:
+    try:
+        return isinstance(json.loads(line), dict)
+    except json.JSONDecodeError:
+        return False
+
+
+def repair_last_line(path: Path) -> None:
     """Make the file end with a whole line: finish one that lacks only its end, cut off one that is torn."""
     if not path.exists():
         return
@@ -83,7 +91,7 @@ def _repair_last_line(path: Path) -> None:
         if not content or content.endswith(b"\n"):
             return
         whole, _, last = content.rpartition(b"\n")
-        if _parse(last.decode("utf-8", errors="replace")) is not None:
+        if _is_object(last.decode("utf-8", errors="replace")):
             file.write(b"\n")
         else:
             file.truncate(len(whole) + 1 if whole else 0)

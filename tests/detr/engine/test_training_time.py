@@ -10,6 +10,7 @@ import pytest
 from detr.engine.checkpoint import load_checkpoint
 from detr.engine.preemption import Preempted
 from detr.engine.restore import Progress
+from detr.engine.settings import TrainerSettings
 from detr.engine.training_clock import TrainingClock
 from detr.telemetry.loggers import read_metrics
 
@@ -189,3 +190,11 @@ def test_the_end_of_the_time_is_evaluated_also_when_an_older_evaluation_is_known
     assert again.progress.global_step == 3
     evaluated = [row["step"] for row in read_metrics(tmp_path / "metrics.jsonl") if "val/AP" in row]
     assert evaluated == [2, 3]
+
+
+@pytest.mark.parametrize("name", ["max_minutes", "eval_every_minutes", "hang_s", "clip"])
+@pytest.mark.parametrize("value", ["abc", "", 0, -1, float("nan")])
+def test_a_limit_that_is_no_positive_number_is_refused(name: str, value: Any):
+    settings: dict[str, Any] = {name: value}
+    with pytest.raises(ValueError, match=f"trainer.{name} must be positive, or null"):
+        TrainerSettings(**settings)

@@ -59,6 +59,12 @@ class TestJsonl:
         log_rows(path, [(20, {"train/loss": 2.0})])
         assert [json.loads(line)["step"] for line in path.read_text().splitlines()] == [10, 20]
 
+    def test_bytes_that_are_no_text_are_named_by_their_line(self, tmp_path: Path):
+        path = tmp_path / "metrics.jsonl"
+        path.write_bytes(b'\xff\xfe\n{"step": 2}\n')
+        with pytest.raises(ValueError, match=r"metrics.jsonl line 1 is not a JSON object"):
+            read_metrics(path)
+
     def test_a_first_line_cut_by_a_kill_is_removed(self, tmp_path: Path):
         path = tmp_path / "metrics.jsonl"
         path.write_text('{"step": 1')

@@ -3,31 +3,39 @@
 import json
 import math
 import statistics
+import subprocess
+import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
+from hydra.core.override_parser.overrides_parser import OverridesParser
 from matplotlib.figure import Figure
 
 from detr.benchmark.accuracy.report import accuracy_report, write_accuracy_csv
 from detr.benchmark.accuracy.row import AccuracyRow, read_accuracy_rows
-from detr.benchmark.accuracy.run_curves import RunCurve, format_ap_table, plot_runs, read_run_curve
-from detr.benchmark.accuracy.runs import RunSpec, gpus_to_share, plan_runs, run_sitting
+from detr.benchmark.accuracy.run_curves import RunCurve, format_ap_table, plot_runs, read_run_curve, run_labels
+from detr.benchmark.accuracy.runs import RunSpec, _quoted, gpus_to_share, plan_runs, run_sitting
 from detr.benchmark.accuracy.stats import AdditiveFit, difference_sentence, paired_difference
+from detr.benchmark.folder_lock import locked_folder
+from detr.benchmark.processes import failure_reason
 
 # stands for tools/train.py: trains, dies, or sleeps until it is asked to stop, as `act` says
 RUN_SCRIPT = """
 import json, os, signal, sys, time
 from pathlib import Path
 arguments = dict(a.split("=", 1) for a in sys.argv[1:])
-folder = Path(arguments["output_dir"])
+folder = Path(arguments["output_dir"].strip("'").replace("\\\\'", "'"))
 folder.mkdir(exist_ok=True)
 with (folder.parent / "starts").open("a") as file:
     file.write(f"{arguments['name']} {time.monotonic()} {os.environ.get('CUDA_VISIBLE_DEVICES')}\\n")
 if arguments["act"] == "die":
     print("error: kernel=cuda was asked for, but no GPU is visible")
     raise SystemExit(1)
+if arguments["act"] == "silent":
+    raise SystemExit(0)
 if arguments["act"] == "stop" and not (folder / "saved").exists():
     def stop(*_):
         (folder / "saved").touch()
@@ -77,6 +85,106 @@ def test_runs_come_seed_by_seed_and_name_their_kernel():
     for rows, seeds in (({}, [0]), ({"a": ["kernel=cuda"]}, []), ({"a": ["kernel=cuda"]}, [1, 1])):
         with pytest.raises(ValueError, match="needs rows and different seeds"):
             plan_runs(rows, seeds, [])
+
+
+@pytest.mark.parametrize("name", ["a/b", "..", "a b", "a=b", "a,b", "", "-a", "a|b"])
+def test_a_name_that_cannot_be_a_folder_of_runs_is_refused(name: str):
+    with pytest.raises(ValueError, match="names folders of runs; use letters"):
+        plan_runs({name: ["kernel=cuda"]}, [0], [])
+
+
+@pytest.mark.parametrize("text", ["seed=3", "+seed=3", "output_dir=x", "name=x"])
+def test_what_each_run_gets_of_its_own_is_refused(text: str):
+    with pytest.raises(ValueError, match="each run gets its own"):
+        plan_runs({"a": ["kernel=cuda"]}, [0], [text])
+    with pytest.raises(ValueError, match="each run gets its own"):
+        plan_runs({"a": ["kernel=cuda", text]}, [0], [])
+
+
+@pytest.mark.parametrize("seed", ["a", 1.5, True, None])
+def test_seeds_are_whole_numbers(seed: object):
+    with pytest.raises(ValueError, match="seeds are whole numbers"):
+        plan_runs({"a": ["kernel=cuda"]}, [0, seed], [])  # type: ignore[list-item]
+
+
+@pytest.mark.parametrize("limits", [{"num_parallel": 0}, {"num_parallel": -1}, {"minutes": "abc"}, {"minutes": 0}])
+def test_a_sitting_that_could_start_nothing_is_refused(script: Path, tmp_path: Path, limits: dict[str, Any]):
+    with pytest.raises(ValueError, match=f"{next(iter(limits))} must be a number above 0"):
+        run_sitting(script, specs_of({"a": ["act=run", "ap=0"]}, [0]), folder=tmp_path / "out", **limits)
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize("name", ["two words", "a=b,c", "x(1)[2]{3}", "it's", "100%", "ends in \\", "$HOME"])
+def test_a_run_gets_its_folder_whatever_the_path(name: str):
+    quoted = _quoted(f"/data/{name}")
+    [override] = OverridesParser.create().parse_overrides([f"output_dir={quoted}"])
+    assert override.value() == f"/data/{name}"
+
+
+def test_a_folder_is_held_by_a_comparison_and_by_runs_that_outlive_it(script: Path, tmp_path: Path):
+    specs = specs_of({"a": ["act=run", "ap=0.5"]}, [0])
+    with locked_folder(tmp_path) as lock:
+        orphan = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE, pass_fds=(lock,))
+        with pytest.raises(ValueError, match="in use by another comparison"):
+            run_sitting(script, specs, folder=tmp_path)
+    with pytest.raises(ValueError, match="in use by another comparison"):
+        run_sitting(script, specs, folder=tmp_path)
+    assert not (tmp_path / "runs").exists()
+    orphan.communicate(b"\n")
+    assert [row.AP for row in run_sitting(script, specs, folder=tmp_path)] == [0.5]
+
+
+def test_a_run_inherits_the_hold_on_the_folder(script: Path, tmp_path: Path):
+    look = "import os; print([f for f in os.listdir('/proc/self/fd') if os.path.realpath(f'/proc/self/fd/{f}')"
+    script.write_text(f"{look}.endswith('.lock')])\n")
+    run_sitting(script, specs_of({"a": []}, [0]), folder=tmp_path)
+    assert (tmp_path / "runs" / "a_seed0.log").read_text().strip() != "[]"
+
+
+def test_a_row_that_a_kill_cut_off_is_made_anew_and_no_other_is_lost(script: Path, tmp_path: Path):
+    specs = specs_of({"a": ["act=run", "ap=0.5"], "b": ["act=run", "ap=0.6"]}, [0])
+    run_sitting(script, specs, folder=tmp_path)
+    rows = tmp_path / "rows.jsonl"
+    whole = rows.read_text()
+    rows.write_text(whole[:-40])
+    assert [row.name for row in read_accuracy_rows(rows)] == ["a"]
+    assert [row.AP for row in run_sitting(script, specs, folder=tmp_path)] == [0.5, 0.6]
+    assert [row.name for row in read_accuracy_rows(rows)] == ["a", "b"]
+    # all but its end
+    rows.write_text(whole[:-1])
+    assert [row.AP for row in run_sitting(script, specs, folder=tmp_path)] == [0.5, 0.6]
+    assert starts(tmp_path) == ["a_seed0", "b_seed0", "b_seed0"]
+
+
+@pytest.mark.parametrize("damage", [b"{", b"3", b"[1]", b"null", b'{"name": "a"}', b"\xff\xfe"])
+def test_a_damaged_row_is_named_with_what_to_do(tmp_path: Path, damage: bytes):
+    path = tmp_path / "rows.jsonl"
+    path.write_bytes(damage + b"\n")
+    with pytest.raises(ValueError, match=r"line 1, is not a row .* remove that line"):
+        read_accuracy_rows(path)
+
+
+def test_a_run_without_numbers_does_not_end_the_others(script: Path, tmp_path: Path):
+    rows = {"silent": ["act=silent"], "good": ["act=run", "ap=0.5"]}
+    silent, good = run_sitting(script, specs_of(rows, [0]), folder=tmp_path)
+    assert silent.status.startswith("failed: ")
+    assert "metrics.jsonl" in silent.status
+    assert good.AP == 0.5
+
+
+def test_the_reason_of_a_failure_has_all_its_lines():
+    said = "warning\nerror: a different run. It differs in:\n  data.size: 1 -> 2\nGive another name=\n"
+    reason = failure_reason(said + "(HYDRA_FULL_ERROR=1 shows the stack trace)\nmore\n")
+    assert reason == "a different run. It differs in: data.size: 1 -> 2 Give another name="
+    assert failure_reason("error: one\nmore\n") == "one"
+
+
+def test_runs_of_one_name_are_told_apart(tmp_path: Path):
+    folders = [tmp_path / "a" / "run", tmp_path / "b" / "run"]
+    assert list(run_labels(folders).values()) == ["a/run", "b/run"]
+    assert list(run_labels(folders[:1]).values()) == ["run"]
+    with pytest.raises(ValueError, match="given twice"):
+        run_labels([folders[0], tmp_path / "b" / ".." / "a" / "run"])
 
 
 def test_a_second_sitting_goes_on_where_the_first_ended(script: Path, tmp_path: Path):

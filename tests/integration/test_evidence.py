@@ -1,0 +1,79 @@
+"""Scripts of evidence: paths reach the tools whole, and what cannot run says so at once."""
+
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hydra.core.override_parser.overrides_parser import OverridesParser
+
+SCRIPT = Path(__file__).parents[2] / "scripts" / "evidence.sh"
+# says what it was given, in place of the tools
+PYTHON = """#!/usr/bin/env bash
+printf '%s\\n' "${@:2}" > "$SAID"
+exit 1
+"""
+
+
+@pytest.fixture
+def keys_given(tmp_path: Path) -> Callable[..., dict[str, Any]]:
+    """The keys that a part gives to its first tool, as Hydra reads them."""
+    (tmp_path / "scripts").mkdir()
+    shutil.copy(SCRIPT, tmp_path / "scripts")
+    python = tmp_path / "bin" / "python"
+    python.parent.mkdir()
+    python.write_text(PYTHON)
+    python.chmod(0o755)
+
+    def give(part: str, **variables: str) -> dict[str, Any]:
+        said = tmp_path / "said"
+        environment = os.environ | variables | {"SAID": str(said), "PATH": f"{python.parent}:{os.environ['PATH']}"}
+        command = ["bash", str(tmp_path / "scripts" / "evidence.sh"), part]
+        subprocess.run(command, env=environment, capture_output=True, check=False)
+        overrides = OverridesParser.create().parse_overrides(said.read_text().splitlines())
+        return {override.key_or_group: override.value() for override in overrides}
+
+    return give
+
+
+@pytest.mark.parametrize("name", ["plain", "two words", "a,b", "a=b", "(1)", "it's"])
+def test_paths_reach_the_tools_whole(keys_given: Callable[..., dict[str, Any]], tmp_path: Path, name: str):
+    odd = tmp_path / name
+    kernels = keys_given("kernels", OUT=str(odd), DATA=str(odd), WEIGHTS=f"{odd}/w.pt")
+    assert kernels["output_dir"] == f"{odd}/kernels"
+    inner = OverridesParser.create().parse_overrides([str(key) for key in kernels["train"]])
+    assert [key.value() for key in inner[:2]] == [str(odd), f"{odd}/w.pt"]
+    run = odd / "kernels" / "runs" / "triton_bf16_seed0"
+    run.mkdir(parents=True)
+    for step in (1, 2):
+        (run / f"step_{step}.pt").touch()
+    gradients = keys_given("gradients", OUT=str(odd))
+    assert [str(path) for path in gradients["checkpoints"]] == [f"{run}/step_1.pt", f"{run}/step_2.pt"]
+
+
+def test_keys_of_plain_paths_stay_as_they_were(keys_given: Callable[..., dict[str, Any]], tmp_path: Path):
+    """A comparison knows its rows by them."""
+    given = keys_given("kernels", OUT=str(tmp_path / "out"), DATA="/d", WEIGHTS="/w.pt")
+    assert [str(key) for key in given["train"]][:2] == ["data.root=/d", "backbone.pretrained=/w.pt"]
+
+
+def test_gradients_before_kernels_says_so(tmp_path: Path):
+    command = ["bash", str(SCRIPT), "gradients"]
+    ended = subprocess.run(
+        command, env=os.environ | {"OUT": str(tmp_path)}, capture_output=True, text=True, check=False
+    )
+    assert ended.returncode == 1
+    assert "run the part kernels first" in ended.stderr
+
+
+def test_scaling_on_gpus_that_are_not_there_says_so(tmp_path: Path):
+    command = ["bash", str(SCRIPT.with_name("prove_scaling.sh"))]
+    python = Path(sys.executable).parent
+    environment = os.environ | {"GPUS": "99", "OUT": str(tmp_path), "PATH": f"{python}:{os.environ['PATH']}"}
+    ended = subprocess.run(command, env=environment, capture_output=True, text=True, check=False, timeout=60)
+    assert ended.returncode == 1
+    assert "GPUS=99, but PyTorch sees" in ended.stderr
