@@ -129,47 +129,19 @@ def run_sitting(
         if limit is not None and (isinstance(limit, str) or limit <= 0):
             raise ValueError(f"{key} must be a number above 0; got {limit}")
     folder.mkdir(parents=True, exist_ok=True)
-    with locked_folder(folder) as lock:
-        return _run_sitting(
-            script,
-            specs,
-            folder=folder,
-            lock=lock,
-            num_parallel=num_parallel,
-            gpus=gpus,
-            minutes=minutes,
-            expected_s=expected_s,
-            timeout_s=timeout_s,
-            retry_failed=retry_failed,
-        )
-
-
-def _run_sitting(
-    script: Path,
-    specs: Sequence[RunSpec],
-    *,
-    folder: Path,
-    lock: int,
-    num_parallel: int,
-    gpus: Sequence[str | None],
-    minutes: float | None,
-    expected_s: float,
-    timeout_s: float,
-    retry_failed: bool,
-) -> list[AccuracyRow]:
-    rows_file, runs = folder / "rows.jsonl", folder / "runs"
-    runs.mkdir(parents=True, exist_ok=True)
-    rows_file.touch()
-    repair_last_line(rows_file)
-    known = latest_rows(read_accuracy_rows(rows_file), specs)
-    pending = [spec for spec in specs if spec not in known or (retry_failed and not known[spec].is_ok)]
-    num_slots = num_parallel * len(gpus)
-    _say(f"{len(specs) - len(pending)} of {len(specs)} runs are done, {len(pending)} to go, {num_slots} at once")
-    took_s = {row.name: row.wall_s for row in known.values() if row.wall_s is not None}
-    deadline_s = None if minutes is None else time.monotonic() + 60 * minutes
-    running: list[_Running] = []
-    try:
-        with raising_on_sigterm():
+    with locked_folder(folder) as lock, raising_on_sigterm():
+        rows_file, runs = folder / "rows.jsonl", folder / "runs"
+        runs.mkdir(parents=True, exist_ok=True)
+        rows_file.touch()
+        repair_last_line(rows_file)
+        known = latest_rows(read_accuracy_rows(rows_file), specs)
+        pending = [spec for spec in specs if spec not in known or (retry_failed and not known[spec].is_ok)]
+        num_slots = num_parallel * len(gpus)
+        _say(f"{len(specs) - len(pending)} of {len(specs)} runs are done, {len(pending)} to go, {num_slots} at once")
+        took_s = {row.name: row.wall_s for row in known.values() if row.wall_s is not None}
+        deadline_s = None if minutes is None else time.monotonic() + 60 * minutes
+        running: list[_Running] = []
+        try:
             while True:
                 now_s = time.monotonic()
                 for spec in list(pending):
@@ -193,15 +165,15 @@ def _run_sitting(
                     else:
                         _stop_if_late(run, deadline_s, timeout_s)
                 time.sleep(_POLL_S)
-    finally:
-        # as at the end of a sitting: each saves its checkpoint, if there is time
-        for run in running:
-            run.process.send_signal(signal.SIGTERM)
-        deadline_s = time.monotonic() + _GRACE_S
-        while any(run.process.poll() is None for run in running) and time.monotonic() < deadline_s:
-            time.sleep(_POLL_S)
-        for run in running:
-            _kill(run.process)
+        finally:
+            # as at the end of a sitting: each saves its checkpoint, if there is time
+            for run in running:
+                run.process.send_signal(signal.SIGTERM)
+            deadline_s = time.monotonic() + _GRACE_S
+            while any(run.process.poll() is None for run in running) and time.monotonic() < deadline_s:
+                time.sleep(_POLL_S)
+            for run in running:
+                _kill(run.process)
     if pending:
         _say(f"{len(pending)} runs were not started in the time of this sitting; the same command goes on with them")
     return [known[spec] for spec in specs if spec in known]
