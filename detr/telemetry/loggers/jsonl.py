@@ -55,8 +55,8 @@ def read_metrics(path: Path | str) -> list[dict[str, Any]]:
     lines = path.read_text(encoding="utf-8", errors="replace").splitlines()
     rows: dict[int, dict[str, Any]] = {}
     for number, line in enumerate(lines, start=1):
-        row = _parse(line)
-        if row is None:
+        row = _object(line)
+        if row is None or not isinstance(row.get("step"), int):
             if number == len(lines):
                 break
             raise ValueError(f"{path} line {number} is not a JSON object with an integer step: {line[:80]!r}")
@@ -67,19 +67,12 @@ def read_metrics(path: Path | str) -> list[dict[str, Any]]:
     return list(rows.values())
 
 
-def _parse(line: str) -> dict[str, Any] | None:
+def _object(line: str) -> dict[str, Any] | None:
     try:
         row = json.loads(line)
     except json.JSONDecodeError:
         return None
-    return row if isinstance(row, dict) and isinstance(row.get("step"), int) else None
-
-
-def _is_object(line: str) -> bool:
-    try:
-        return isinstance(json.loads(line), dict)
-    except json.JSONDecodeError:
-        return False
+    return row if isinstance(row, dict) else None
 
 
 def repair_last_line(path: Path) -> None:
@@ -91,7 +84,7 @@ def repair_last_line(path: Path) -> None:
         if not content or content.endswith(b"\n"):
             return
         whole, _, last = content.rpartition(b"\n")
-        if _is_object(last.decode("utf-8", errors="replace")):
+        if _object(last.decode("utf-8", errors="replace")) is not None:
             file.write(b"\n")
         else:
             file.truncate(len(whole) + 1 if whole else 0)

@@ -1,24 +1,16 @@
-"""Comparisons of accuracy: sittings, what is skipped, what a few seeds can say."""
+"""Sittings of a comparison of accuracies: what runs, what is skipped, what a kill leaves."""
 
-import json
-import math
-import statistics
 import subprocess
 import sys
 import time
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 from hydra.core.override_parser.overrides_parser import OverridesParser
-from matplotlib.figure import Figure
 
-from detr.benchmark.accuracy.report import accuracy_report, write_accuracy_csv
-from detr.benchmark.accuracy.row import AccuracyRow, read_accuracy_rows
-from detr.benchmark.accuracy.run_curves import RunCurve, format_ap_table, plot_runs, read_run_curve, run_labels
+from detr.benchmark.accuracy.row import read_accuracy_rows
 from detr.benchmark.accuracy.runs import RunSpec, _quoted, gpus_to_share, plan_runs, run_sitting
-from detr.benchmark.accuracy.stats import AdditiveFit, difference_sentence, paired_difference
 from detr.benchmark.folder_lock import locked_folder
 from detr.benchmark.processes import failure_reason
 
@@ -179,14 +171,6 @@ def test_the_reason_of_a_failure_has_all_its_lines():
     assert failure_reason("error: one\nmore\n") == "one"
 
 
-def test_runs_of_one_name_are_told_apart(tmp_path: Path):
-    folders = [tmp_path / "a" / "run", tmp_path / "b" / "run"]
-    assert list(run_labels(folders).values()) == ["a/run", "b/run"]
-    assert list(run_labels(folders[:1]).values()) == ["run"]
-    with pytest.raises(ValueError, match="given twice"):
-        run_labels([folders[0], tmp_path / "b" / ".." / "a" / "run"])
-
-
 def test_a_second_sitting_goes_on_where_the_first_ended(script: Path, tmp_path: Path):
     rows = {"good": ["act=run", "ap=0.5"], "bad": ["act=die", "ap=0"]}
     first = run_sitting(script, specs_of(rows, [0]), folder=tmp_path / "out", num_parallel=2)
@@ -267,180 +251,3 @@ def test_a_sitting_that_is_stopped_lets_its_runs_save(script: Path, tmp_path: Pa
 def test_a_run_that_takes_too_long_is_a_row(script: Path, tmp_path: Path):
     [row] = run_sitting(script, specs_of({"slow": ["act=stop", "ap=0.5"]}, [0]), folder=tmp_path, timeout_s=1.5)
     assert row.status.startswith("failed: ended after ")
-
-
-def test_the_paired_interval_is_students():
-    base, other = {0: 0.50, 1: 0.52, 2: 0.54, 9: 0.1}, {0: 0.51, 1: 0.54, 2: 0.55, 8: 0.9}
-    found = paired_difference(other, base)
-    differences = [0.01, 0.02, 0.01]
-    half = 4.302653 * statistics.stdev(differences) / math.sqrt(3)
-    assert found is not None
-    assert (found.mean, found.num_runs) == (pytest.approx(statistics.fmean(differences)), 3)
-    assert found.half_width == pytest.approx(half, rel=1e-5)
-    assert paired_difference({0: 1.0}, base) is None
-
-
-def test_the_fit_of_two_is_the_paired_interval():
-    base, other = {0: 0.50, 1: 0.52, 2: 0.54}, {0: 0.51, 1: 0.54, 2: 0.55}
-    found, paired = AdditiveFit({"a": base, "b": other}).difference("b", "a"), paired_difference(other, base)
-    assert found is not None
-    assert paired is not None
-    assert (found.mean, found.low, found.high) == pytest.approx((paired.mean, paired.low, paired.high))
-
-
-def test_the_fit_of_many_knows_their_noise_and_what_seeds_share():
-    # 4 configurations x 3 seeds by hand: residuals are what configuration and seed means leave
-    values = np.array([[0.50, 0.53, 0.51], [0.51, 0.54, 0.53], [0.50, 0.52, 0.51], [0.52, 0.54, 0.52]])
-    groups = {name: dict(enumerate(row)) for name, row in zip("abcd", values.tolist(), strict=True)}
-    fit = AdditiveFit(groups)
-    rest = values - values.mean(1, keepdims=True) - values.mean(0) + values.mean()
-    assert fit.degrees == 6
-    assert fit.deviation == pytest.approx(math.sqrt((rest**2).sum() / 6))
-    found = fit.difference("b", "a")
-    assert found is not None
-    assert found.mean == pytest.approx(values[1].mean() - values[0].mean())
-    assert found.half_width == pytest.approx(2.446912 * fit.deviation * math.sqrt(2 / 3), rel=1e-5)
-    # what a seed does to all changes nothing
-    shifted = {name: {seed: value + seed for seed, value in group.items()} for name, group in groups.items()}
-    same = AdditiveFit(shifted).difference("b", "a")
-    assert same is not None
-    assert (same.mean, same.low, same.high) == pytest.approx((found.mean, found.low, found.high))
-
-
-def test_a_run_that_is_missing_does_not_lend_its_seed_to_a_difference():
-    # seed 1 is worth 0.1 to all; the mean of what is there would give -0.03
-    groups = {"a": {0: 0.50, 1: 0.60}, "b": {0: 0.52}, "c": {0: 0.51, 1: 0.61}}
-    found = AdditiveFit(groups).difference("b", "a")
-    assert found is not None
-    assert found.mean == pytest.approx(0.02)
-
-
-def test_what_no_runs_can_tell_is_no_difference():
-    assert AdditiveFit({}).difference("a", "b") is None
-    assert AdditiveFit({"a": {0: 0.5}, "b": {0: 0.6}}).difference("b", "a") is None
-    # no seed links b with the others
-    apart = AdditiveFit({"a": {0: 0.5, 1: 0.6}, "c": {0: 0.5, 1: 0.7}, "b": {5: 0.6, 6: 0.7}})
-    assert apart.degrees == 1
-    assert apart.difference("b", "a") is None
-    assert apart.difference("c", "a") is not None
-    assert apart.difference("none", "a") is None
-
-
-def test_sentences_say_no_more_than_the_interval():
-    same = paired_difference({0: 0.5, 1: 0.51, 2: 0.52}, {0: 0.51, 1: 0.50, 2: 0.525})
-    worse = paired_difference({0: 0.40, 1: 0.411, 2: 0.42}, {0: 0.5, 1: 0.51, 2: 0.52})
-    assert same is not None
-    assert worse is not None
-    text = difference_sentence("a", "b", same)
-    limit = max(abs(same.low), abs(same.high))
-    assert "cannot be told apart" in text
-    assert f"more than {limit:.4f} AP is unlikely, a smaller one is possible" in text
-    assert "has a lower AP than `b`" in difference_sentence("a", "b", worse)
-
-
-def row(name: str, seed: int, ap: float | None, status: str = "ok") -> AccuracyRow:
-    return AccuracyRow(name, seed, status, AP=ap, AP50=ap, best_AP=ap, loss=1.0, wall_s=2.0, train_s=1.0)
-
-
-def report_of(rows: list[AccuracyRow]) -> str:
-    rows = [
-        AccuracyRow(**{**vars(each), "environment": environment()}) if each.is_ok and index == 0 else each
-        for index, each in enumerate(rows)
-    ]
-    return accuracy_report(
-        rows,
-        names=["base", "same", "worse", "absent"],
-        seeds=[0, 1, 2],
-        base="base",
-        notes={"same": "a note"},
-        title="Title",
-        command="python tools/compare_accuracy.py",
-        picture="curves.png",
-    )
-
-
-def environment() -> dict[str, object]:
-    versions = {"torch": "2", "torchvision": None, "triton": None}
-    return {"versions": versions, "gpus": [], "cpu_count": 2, "python": "3", "cuda": None, "driver": None, "git": None}
-
-
-def test_the_report(tmp_path: Path):
-    aps = {"base": (0.5, 0.51, 0.52), "same": (0.505, 0.51, 0.51), "worse": (0.40, 0.41, 0.425)}
-    rows = [row(name, seed, ap) for name, values in aps.items() for seed, ap in enumerate(values)]
-    report = report_of([*rows, row("absent", 0, None, "failed: a | b")])
-    table = [line.split("|") for line in report.splitlines() if line.startswith("| ")]
-    cells = {line[1].strip(): line for line in table if len(line) > 5}
-    assert cells["base"][3].strip() == "0.5100"
-    assert cells["base"][8].strip() == ""
-    assert cells["same"][-2].strip() == "a note"
-    assert cells["absent"][3].strip() == "not yet run"
-    assert {len(line) for line in cells.values()} == {16}
-    assert "`same` cannot be told apart from `base`" in report
-    assert "`worse` has a lower AP than `base`" in report
-    assert "4 degrees of freedom" in report
-    assert "2 comparisons at 95% each" in report
-    assert "| absent | 0 | failed: a / b |" in report
-    assert "![Title](curves.png)" in report
-    write_accuracy_csv(rows, tmp_path / "rows.csv")
-    assert (tmp_path / "rows.csv").read_text().count("\n") == 10
-
-
-def test_a_report_of_too_little_claims_nothing():
-    for rows in ([], [row("base", 0, 0.5), row("same", 0, 0.6)], [row("same", 0, 0.6), row("same", 1, 0.6)]):
-        report = report_of(rows)
-        assert "Too few runs to compare anything" in report
-        assert "told apart" not in report
-
-
-def test_curves_over_minutes(tmp_path: Path):
-    logs = [
-        {"step": 5, "train/loss": 3.0, "train/minutes": 2.0},
-        {"step": 9, "train/loss": 2.0, "train/minutes": 6.0},
-        {"step": 9, "val/AP": 0.25, "train/minutes": 4.0},
-        {"step": 12, "val/AP": 0.5, "train/minutes": 6.0, "train/loss": 1.0},
-    ]
-    (tmp_path / "run").mkdir()
-    (tmp_path / "run" / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in logs))
-    curve = read_run_curve(tmp_path / "run")
-    assert [curve.ap_at(minutes) for minutes in (1, 3.9, 5.2, 6)] == [None, (4, 0.25), (6, 0.5), (6, 0.5)]
-    # what it was not evaluated near, or had not trained for yet, stays empty
-    table = format_ap_table([curve], [1, 3.9, 5.2, 7])
-    assert "| run |  | 0.250 | 0.500 (at 6.0) |  | 0.500 | 6.0 | 12 |" in table
-    for axis in ("minutes", "step"):
-        plot_runs([curve, curve], tmp_path / f"{axis}.png", x=axis, title="Title")
-        assert (tmp_path / f"{axis}.png").stat().st_size > 1000
-    with pytest.raises(FileNotFoundError, match=r"runs=.*empty: there is no .*metrics\.jsonl"):
-        read_run_curve(tmp_path / "empty")
-    (tmp_path / "run" / "metrics.jsonl").write_text('{"step": 5, "train/loss": 3.0}\n')
-    with pytest.raises(ValueError, match="does not say how long the run had trained"):
-        read_run_curve(tmp_path / "run")
-
-
-def test_groups_that_were_evaluated_at_one_step_stand_side_by_side(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    def curve(group: str, steps: tuple[int, ...], minutes: tuple[float, ...]) -> RunCurve:
-        return RunCurve(group, group, (5, 9), (1.0, 2.0), (3.0, 2.0), steps, minutes, (0.5,) * len(steps))
-
-    shown: list[Figure] = []
-    monkeypatch.setattr(Figure, "savefig", lambda figure, path, dpi: shown.append(figure))
-    once = [curve("a", (9,), (2.0,)), curve("b", (9,), (2.5,)), curve("a", (9,), (2.1,)), curve("c", (), ())]
-    plot_runs(once, tmp_path / "once.png", x="step", title="")
-    losses, aps = shown.pop().axes
-    assert [list(line.get_xdata()) for line in aps.get_lines()] == [[0], [1], [0], []]
-    assert [label.get_text() for label in aps.get_xticklabels()] == ["a", "b", "c"]
-    assert losses.get_xlabel() == "optimizer step"
-    # at different minutes, twice, in one group or never: over the common axis, as the losses
-    twice = [curve("a", (5, 9), (1.0, 2.0)), curve("b", (9,), (2.0,))]
-    never = [curve("c", (), ()), curve("d", (), ())]
-    for curves, x in ((once, "minutes"), (twice, "step"), (once[:1], "step"), (never, "step")):
-        plot_runs(curves, tmp_path / "more.png", x=x, title="")
-        losses, aps = shown.pop().axes
-        xs = [list(one.eval_steps if x == "step" else one.eval_minutes) for one in curves]
-        assert [list(line.get_xdata()) for line in aps.get_lines()] == xs
-        assert losses.get_xlabel() == "" != aps.get_xlabel()
-
-
-def test_a_faulty_rows_file_names_its_line(tmp_path: Path):
-    (tmp_path / "rows.jsonl").write_text(row("a", 0, 0.5).to_json() + '\n{"nam": 1}\n')
-    with pytest.raises(ValueError, match=r"rows\.jsonl, line 2, is not a row"):
-        read_accuracy_rows(tmp_path / "rows.jsonl")
-    assert read_accuracy_rows(tmp_path / "absent.jsonl") == []
