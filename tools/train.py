@@ -18,10 +18,13 @@ Output:
   config.yaml, environment.json and MODEL_CARD.md.
 """
 
+from pathlib import Path
+
 from hydra.utils import instantiate
 from omegaconf import DictConfig
 
-from detr.distributed import is_main
+from detr.data.detection_data import DetectionData
+from detr.distributed import DistributedContext, is_main
 from detr.engine.checkpoint import load_checkpoint
 from detr.engine.interval import steps_per_epoch
 from detr.engine.media import EvaluationMedia
@@ -30,6 +33,7 @@ from detr.engine.optim import describe_groups
 from detr.engine.random_state import seed_everything
 from detr.engine.restore import Progress, resume
 from detr.engine.run_folder import open_run_folder, start_run_folder
+from detr.engine.run_lock import RunLock
 from detr.engine.state import build_train_state
 from detr.engine.trainer import RunDescription, Trainer
 from detr.engine.weights import init_from
@@ -45,6 +49,13 @@ def main(cfg: DictConfig) -> None:
     data = instantiate(cfg.data)
     if cfg.data._target_ == "detr.data.custom_data":
         fit_to_data(cfg, data)
+    with RunLock(Path(cfg.output_dir)) as lock:
+        on_rank_zero(lock.acquire)
+        train(cfg, context, data)
+
+
+def train(cfg: DictConfig, context: DistributedContext, data: DetectionData) -> None:
+    """Build the run of `cfg` and train it to its end."""
     config = resolved(cfg)
     folder = on_rank_zero(lambda: open_run_folder(cfg.output_dir, config, resume=cfg.resume))
 

@@ -1,5 +1,6 @@
 """Train, resume, evaluate and predict from the command line."""
 
+import functools
 import json
 import logging
 import os
@@ -15,6 +16,7 @@ from PIL import Image
 
 from detr.data import SyntheticDataset, flip_and_resize
 from detr.engine.checkpoint import load_checkpoint, save_checkpoint
+from detr.engine.run_lock import LOCK, RunLock
 
 Tool = Callable[..., str]
 # a dataset on disk, one epoch, a small model
@@ -299,6 +301,22 @@ def test_a_different_run_is_refused_and_loses_nothing(tool: Tool, refused: Tool,
     assert "resume=never" in refused("train", *tiny, "resume=never")
     assert "checkpoint" in refused("evaluate", "checkpoint=outputs/debug_cpu/last.pt", "name=debug_cpu")
     assert {path.name: path.read_bytes() for path in folder.iterdir()} == before
+
+
+def test_a_folder_in_which_another_process_trains_is_refused(
+    refused: Tool, tiny: tuple[str, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    hold = "import sys, pathlib; from detr.engine.run_lock import RunLock; lock = RunLock(pathlib.Path(sys.argv[1]))"
+    hold += "; lock.acquire(); print('held', flush=True); input()"
+    folder = tmp_path / "outputs" / "debug_cpu"
+    monkeypatch.setattr("tools.train.RunLock", functools.partial(RunLock, wait_here_s=0.1))
+    with subprocess.Popen([sys.executable, "-c", hold, str(folder)], stdin=-1, stdout=-1, text=True) as holder:
+        assert holder.stdout is not None
+        assert holder.stdout.readline() == "held\n"
+        message = refused("train", *tiny)
+        holder.communicate("\n")
+    assert f"is being trained by process {holder.pid}" in message
+    assert [path.name for path in folder.iterdir()] == [LOCK]
 
 
 def test_evaluate_needs_one_source(refused: Tool):

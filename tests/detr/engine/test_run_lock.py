@@ -1,0 +1,176 @@
+import errno
+import fcntl
+import logging
+import os
+import shutil
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from detr.engine.run_lock import LOCK, RunLock
+
+HOLD = """
+import os, pathlib, sys, time
+from detr.engine.run_lock import RunLock
+lock = RunLock(pathlib.Path(sys.argv[1]))
+lock.acquire()
+child = os.fork()
+if child == 0:
+    # as a data worker: outlives its parent for a while, with all its files
+    time.sleep(20)
+    os._exit(0)
+print(child, flush=True)
+input()
+os.kill(child, 9)
+"""
+
+Hold = Callable[[], "subprocess.Popen[str]"]
+
+
+@pytest.fixture
+def hold(tmp_path: Path) -> Iterator[Hold]:
+    """Starts a process that trains in the folder `run` and has a data worker."""
+    holders: list[subprocess.Popen[str]] = []
+
+    def start() -> "subprocess.Popen[str]":
+        command = [sys.executable, "-c", HOLD, str(tmp_path / "run")]
+        holders.append(subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True))
+        stdout = holders[-1].stdout
+        assert stdout is not None
+        assert int(stdout.readline()) > 0
+        return holders[-1]
+
+    yield start
+    for holder in holders:
+        holder.kill()
+        holder.wait()
+
+
+def test_a_second_process_is_refused_and_told_who_trains(hold: Hold, tmp_path: Path):
+    holder = hold()
+    lock = RunLock(tmp_path / "run", wait_here_s=0.1)
+    with lock, pytest.raises(ValueError, match="is being trained by process") as error:
+        lock.acquire()
+    assert f"process {holder.pid} on {socket.gethostname()};" in str(error.value)
+    assert "another name=" in str(error.value)
+
+
+def test_a_killed_process_lets_go_though_its_worker_lives(hold: Hold, tmp_path: Path):
+    holder = hold()
+    holder.kill()
+    holder.wait()
+    with RunLock(tmp_path / "run", wait_here_s=0.1) as lock:
+        lock.acquire()
+
+
+def test_a_run_that_is_about_to_end_is_waited_for(hold: Hold, tmp_path: Path, caplog: pytest.LogCaptureFixture):
+    holder = hold()
+    stdin = holder.stdin
+    assert stdin is not None
+    # ends while we wait: what it takes to end is a line
+    stdin.write("\n")
+    stdin.flush()
+    with RunLock(tmp_path / "run", wait_here_s=20) as lock:
+        lock.acquire()
+    assert caplog.text.count("waiting up to 20 s") <= 1
+
+
+def test_the_waiting_is_said_once(hold: Hold, tmp_path: Path, caplog: pytest.LogCaptureFixture):
+    hold()
+    with RunLock(tmp_path / "run", wait_here_s=1) as lock, pytest.raises(ValueError, match="is being trained"):
+        lock.acquire()
+    assert caplog.text.count("waiting up to 1 s") == 1
+
+
+def test_another_machine_gets_the_time_a_file_server_needs(hold: Hold, tmp_path: Path):
+    hold()
+    (tmp_path / "run" / LOCK).write_text("12 node7\n")
+    started = time.monotonic()
+    lock = RunLock(tmp_path / "run", wait_here_s=0, wait_elsewhere_s=0.7)
+    with lock, pytest.raises(ValueError, match="by process 12 on node7"):
+        lock.acquire()
+    assert time.monotonic() - started >= 0.7
+
+
+def test_the_end_of_the_block_lets_go(hold: Hold, tmp_path: Path):
+    with RunLock(tmp_path / "run") as lock:
+        lock.acquire()
+        lock.acquire()
+    hold()
+
+
+@pytest.mark.parametrize("kept", ["", "a", "a/b", "a/b/run"])
+def test_folders_without_a_run_are_taken_away_again(tmp_path: Path, kept: str):
+    """Those that were there before stay."""
+    (tmp_path / kept).mkdir(parents=True, exist_ok=True)
+    before = list(tmp_path.rglob("*"))
+    with RunLock(tmp_path / "a" / "b" / "run") as lock:
+        lock.acquire()
+        assert (tmp_path / "a" / "b" / "run").is_dir()
+    assert list(tmp_path.rglob("*")) == before
+
+
+def test_a_parent_that_others_use_meanwhile_stays(tmp_path: Path):
+    with RunLock(tmp_path / "a" / "run") as lock:
+        lock.acquire()
+        (tmp_path / "a" / "other").mkdir()
+    assert [path.name for path in (tmp_path / "a").iterdir()] == ["other"]
+
+
+def test_a_folder_with_a_run_stays(tmp_path: Path):
+    with RunLock(tmp_path / "run") as lock:
+        lock.acquire()
+        (tmp_path / "run" / "last.pt").write_text("")
+    assert {path.name for path in (tmp_path / "run").iterdir()} == {"last.pt", LOCK}
+
+
+def test_the_lock_that_is_waited_for_is_of_the_folder_that_is_there(hold: Hold, tmp_path: Path):
+    """The holder ends without a run and takes the folder away, while another process waits."""
+    holder = hold()
+    with RunLock(tmp_path / "run", wait_here_s=0.1) as waiting:
+        with pytest.raises(ValueError, match="is being trained"):
+            waiting.acquire()
+        shutil.rmtree(tmp_path / "run")
+        holder.kill()
+        holder.wait()
+        waiting.acquire()
+        assert (tmp_path / "run" / LOCK).read_text() == f"{os.getpid()} {socket.gethostname()}\n"
+
+
+def test_nothing_is_held_before_acquire(hold: Hold, tmp_path: Path):
+    with RunLock(tmp_path / "run"):
+        hold()
+
+
+@pytest.mark.parametrize("code", [errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP])
+def test_a_file_system_without_locks_is_said(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, code: int
+):
+    def refuse(*_: Any) -> None:
+        raise OSError(code, "no locks")
+
+    monkeypatch.setattr(fcntl, "lockf", refuse)
+    with caplog.at_level(logging.WARNING), RunLock(tmp_path / "run") as lock:
+        lock.acquire()
+    assert "has no locks" in caplog.text
+
+
+def test_other_errors_of_the_file_system_are_not_taken_for_a_lock(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    def refuse(*_: Any) -> None:
+        raise OSError(errno.EIO, "broken disk")
+
+    monkeypatch.setattr(fcntl, "lockf", refuse)
+    with RunLock(tmp_path / "run") as lock, pytest.raises(OSError, match="broken disk"):
+        lock.acquire()
+
+
+def test_a_file_is_no_folder(tmp_path: Path):
+    (tmp_path / "run").write_text("")
+    with RunLock(tmp_path / "run") as lock, pytest.raises(ValueError, match="is a file; give a folder"):
+        lock.acquire()
