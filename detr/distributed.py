@@ -4,6 +4,7 @@ Every function works without a process group, as the only rank of a world of one
 collectives in the same order, never depending on data.
 """
 
+import itertools
 import os
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -133,16 +134,37 @@ def average_tensors(tensors: Sequence[Tensor]) -> None:
     Does not wait for the device under NCCL. Takes as much memory again as the tensors together.
 
     Args:
-        tensors: Floating, of one dtype and device; as many of the same shapes on every rank.
+        tensors: Floating, of one dtype and device; as many of the same shapes and strides on every rank, as gradients
+            are, which have the strides of their parameters.
     """
     if not _has_group() or not tensors:
         return
-    flat = torch.cat([tensor.reshape(-1) for tensor in tensors])
+    # in the order of their memory, both copies are a handful of kernels; by shape, a kernel for each tensor that is
+    # not row-major
+    lines = [_in_memory_order(tensor) for tensor in tensors]
+    starts = [0, *itertools.accumulate(_aligned(line.numel()) for line in lines)]
+    # what lies between the tensors is summed and never read
+    flat = lines[0].new_empty(starts.pop())
+    parts = [flat[start : start + line.numel()].view(line.shape) for start, line in zip(starts, lines, strict=True)]
+    torch._foreach_copy_(parts, lines)
     # before the sum, which could overflow
     flat /= dist.get_world_size()
     dist.all_reduce(flat)
-    parts = flat.split([tensor.numel() for tensor in tensors])
-    torch._foreach_copy_(list(tensors), [part.view(tensor.shape) for part, tensor in zip(parts, tensors, strict=True)])
+    torch._foreach_copy_(lines, parts)
+
+
+def _in_memory_order(tensor: Tensor) -> Tensor:
+    """A view (n,) of a tensor without gaps, row-major, channels last or any other order; else the tensor itself."""
+    if tensor.is_contiguous():
+        return tensor.view(-1)
+    strides = tensor.stride()
+    in_order = tensor.permute(sorted(range(tensor.dim()), key=lambda axis: -strides[axis]))
+    return in_order.view(-1) if in_order.is_contiguous() else tensor
+
+
+def _aligned(num_elements: int) -> int:
+    """Room for so many elements that the next tensor begins at a multiple of 16 elements, for wide loads."""
+    return -(-num_elements // 16) * 16
 
 
 def broadcast_tensors(tensors: Iterable[Tensor]) -> None:

@@ -108,11 +108,47 @@ def test_collectives_of_two_ranks(tmp_path: Path, environment: dict[str, str]):
         assert report["input"] == [rank + 1.0, 10.0 * (rank + 1)]
         assert report["broadcast"] == {"from": 0}
         assert report["broadcast from 1"] == 1
-        assert report["averaged"] == [[[1.5] * 3] * 2, [[0, 1.5], [0.5, 2], [1, 2.5]], 0.5]
-        assert report["averaged strides"] == [[3, 1], [1, 3], []]
+        given = zip(*(other["given"] for other in reports), strict=True)
+        means = [(torch.tensor(first) / 2 + torch.tensor(second) / 2).tolist() for first, second in given]
+        assert report["averaged"] == means
+        assert report["averaged strides"] == report["given strides"]
         assert report["broadcast parameter"] == [0, 0]
     assert reports[0]["gathered"] == ["", "x" * 1000]
     assert reports[1]["gathered"] == []
+
+
+def test_averaging_copies_along_the_memory(monkeypatch: pytest.MonkeyPatch):
+    """Tensors that are not row-major would take a kernel each, both ways: 0.9 ms of a step of 37 ms on an H200."""
+    torch.distributed.init_process_group("gloo", store=torch.distributed.HashStore(), rank=0, world_size=1)
+    copies = []
+    copy = torch._foreach_copy_
+
+    def recorded(targets: list[torch.Tensor], sources: list[torch.Tensor]) -> None:
+        copies.append((targets, sources))
+        copy(targets, sources)
+
+    monkeypatch.setattr(torch, "_foreach_copy_", recorded)
+    tensors = [
+        torch.randn(17),
+        torch.randn(5, 7).t(),
+        torch.randn(3, 5, 2, 3).contiguous(memory_format=torch.channels_last),
+        torch.randn(4, 3, 2).permute(2, 0, 1),
+        torch.randn(()),
+        # with gaps, so it keeps its shape
+        torch.randn(4, 6)[:, ::2],
+    ]
+    before = [tensor.clone() for tensor in tensors]
+    try:
+        distributed.average_tensors(tensors)
+    finally:
+        distributed.cleanup()
+    [(parts, lines), (lines_again, parts_again)] = copies
+    assert [line.dim() for line in lines] == [1, 1, 1, 1, 1, 2]
+    assert [line.data_ptr() for line in lines] == [tensor.data_ptr() for tensor in tensors]
+    assert [part.shape for part in parts] == [line.shape for line in lines]
+    assert all((part.data_ptr() - parts[0].data_ptr()) % 64 == 0 for part in parts)
+    assert all(one is again for one, again in zip(lines + parts, lines_again + parts_again, strict=True))
+    assert all(tensor.equal(given) for tensor, given in zip(tensors, before, strict=True))
 
 
 def test_ranks_that_torchrun_starts_again_find_each_other(environment: dict[str, str]):

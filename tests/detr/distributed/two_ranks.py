@@ -9,6 +9,24 @@ import torch
 from detr import distributed
 
 
+def in_every_layout(rank: int) -> list[torch.Tensor]:
+    """What the ranks average: gradients keep the layout of their parameters. Sizes are no multiples of anything."""
+    torch.manual_seed(rank)
+    return [
+        torch.randn(2, 3),
+        torch.randn(5, 7).t(),
+        torch.randn(3, 5, 2, 3).contiguous(memory_format=torch.channels_last),
+        torch.randn(4, 1, 3, 3).contiguous(memory_format=torch.channels_last),
+        torch.randn(3, 5, 1, 1).contiguous(memory_format=torch.channels_last),
+        torch.randn(4, 3, 2).permute(2, 0, 1),
+        # with gaps
+        torch.randn(4, 6)[:, ::2],
+        torch.randn(3, 0),
+        torch.randn(()),
+        torch.randn(17),
+    ]
+
+
 def main(output_dir: Path) -> None:
     context = distributed.init_distributed("cpu")
     rank = context.rank
@@ -24,8 +42,9 @@ def main(output_dir: Path) -> None:
         "broadcast from 1": distributed.broadcast_object(rank, source=1),
         "gathered": distributed.gather_objects("x" * 1000 * rank),
     }
-    # a transposed one, since gradients keep the layout of their parameters
-    averaged = [torch.full((2, 3), 1.0 + rank), torch.arange(6.0).view(2, 3).t() * rank, torch.tensor(float(rank))]
+    averaged = in_every_layout(rank)
+    report["given"] = [tensor.tolist() for tensor in averaged]
+    report["given strides"] = [list(tensor.stride()) for tensor in averaged]
     distributed.average_tensors(averaged)
     report["averaged"] = [tensor.tolist() for tensor in averaged]
     report["averaged strides"] = [list(tensor.stride()) for tensor in averaged]
