@@ -89,6 +89,7 @@ def train(cfg: DictConfig, context: DistributedContext, data: DetectionData) -> 
         compile=settings.compile,
         compile_shapes=settings.compile_shapes,
         cuda_graphs=settings.cuda_graphs,
+        max_graphs=settings.max_graphs,
         recompute=settings.recompute,
         retry_oom=settings.retry_oom,
     )

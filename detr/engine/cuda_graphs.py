@@ -4,6 +4,7 @@ With small batches the host cannot launch the step's kernels as fast as a GPU ru
 the host, the loss and the optimizer stay outside.
 """
 
+import gc
 import logging
 
 import torch
@@ -14,16 +15,21 @@ from detr.structures import DetectorOutput, ImageBatch, LayerOutput
 
 logger = logging.getLogger(__name__)
 
+# of the device's memory, which captured passes leave to evaluation, to sums over ranks and to sizes still to come
+LEAST_FREE = 0.1
+
 
 class GraphedDetector(nn.Module):
     """Runs a detector through one pair of CUDA graphs for each padded size and number of images.
 
-    A size is captured when it first comes; all graphs share their working memory, since no two of them run at a
-    time. Gradients come in buffers of the graphs, which the next pass overwrites: one batch an optimizer step.
+    A size is captured when it first comes. All graphs share one pool of memory, since no two of them run at a time,
+    but sizes leave gaps in it: 32 sizes up to 896x1408 at batch 16 hold four times what one takes. Gradients come in
+    buffers of the graphs, which the next pass overwrites: one batch an optimizer step.
 
     Args:
         detector: On a CUDA device, in training mode. Its parameters must stay where they are.
-        max_graphs: Sizes to capture; further ones run uncaptured, which is said once for each.
+        max_graphs: Sizes to capture; further ones run uncaptured, which is said once for each. Falls, with a
+            warning, when less than a tenth of the device's memory is free after a capture, and in `give_up_half`.
 
     Raises:
         ValueError: The detector is not on a CUDA device.
@@ -56,7 +62,30 @@ class GraphedDetector(nn.Module):
                 self._warn_uncaptured(size)
                 return self._plain(images)
             self._passes[size] = self._capture(images)
+            self._leave_memory(images.pixels.device)
         return _from_tensors(self._passes[size](images.pixels, images.sizes))
+
+    def give_up_half(self) -> None:
+        """Free the memory of all captured passes, and capture half as many sizes from now on, as they come again.
+
+        Gradients that a captured pass made must be gone: they lie in that memory.
+        """
+        self.max_graphs = len(self._passes) // 2
+        self._passes.clear()
+        # a captured module and what replays it hold each other
+        gc.collect()
+        self._pool = torch.cuda.graph_pool_handle()
+        torch.cuda.empty_cache()
+
+    def _leave_memory(self, device: torch.device) -> None:
+        free, total = torch.cuda.mem_get_info(device)
+        if free < LEAST_FREE * total and len(self._passes) < self.max_graphs:
+            self.max_graphs = len(self._passes)
+            logger.warning(
+                "cuda_graphs: %.1f of %.1f GiB are free after capturing %d sizes; further ones run uncaptured. A "
+                "smaller trainer.max_graphs leaves more, a larger data.pad_to gives fewer sizes",
+                *(free / 2**30, total / 2**30, len(self._passes)),
+            )
 
     def _plain(self, images: ImageBatch) -> DetectorOutput:
         output: DetectorOutput = self.detector(images)
@@ -88,7 +117,7 @@ class GraphedDetector(nn.Module):
             self._uncaptured.add(size)
             logger.warning(
                 "cuda_graphs: batches of size %s run uncaptured, since %d sizes are captured already; a larger "
-                "data.pad_to gives fewer sizes (%d beyond the limit so far)",
+                "data.pad_to gives fewer sizes, trainer.max_graphs captures more (%d beyond the limit so far)",
                 size,
                 self.max_graphs,
                 len(self._uncaptured),

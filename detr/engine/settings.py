@@ -28,6 +28,7 @@ class TrainerSettings:
         compile: Run the backbone, the neck and every layer compiled.
         compile_shapes: auto | static, see `compile_regions`.
         cuda_graphs: Launch forward and backward as captured graphs, one pair a padded size. See `GraphedDetector`.
+        max_graphs: Padded sizes to capture; the rest runs uncaptured.
         recompute: Run the encoder's layers again in the backward pass instead of keeping what they computed.
         nonfinite: What happens when the loss or the gradients of a step are not finite: "skip" leaves it out, "stop"
             ends the run. Either way the fault is named and the batch written to the folder nonfinite.
@@ -55,6 +56,7 @@ class TrainerSettings:
     compile: bool = False
     compile_shapes: ShapeMode = "auto"
     cuda_graphs: bool = False
+    max_graphs: int = 32
     recompute: bool = False
     nonfinite: NonFinitePolicy = "skip"
     max_nonfinite: int = 50
@@ -64,7 +66,7 @@ class TrainerSettings:
     num_pictures: int = 8
 
     def __post_init__(self) -> None:
-        for name in ("accumulate", "log_every", "eval_every", "save_every", "keep_last", "max_nonfinite"):
+        for name in ("accumulate", "log_every", "eval_every", "save_every", "keep_last", "max_nonfinite", "max_graphs"):
             if not isinstance(getattr(self, name), int) or getattr(self, name) < 1:
                 raise ValueError(f"trainer.{name} must be at least 1, a whole number; got {getattr(self, name)}")
         if self.save_every_steps is not None and self.save_every_steps < 1:

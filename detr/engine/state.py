@@ -83,6 +83,7 @@ def build_train_state(
     compile: bool = False,
     compile_shapes: ShapeMode = "auto",
     cuda_graphs: bool = False,
+    max_graphs: int = 32,
     recompute: bool = False,
     retry_oom: bool = False,
 ) -> TrainState:
@@ -104,6 +105,7 @@ def build_train_state(
         cuda_graphs: Run forward and backward as captured graphs, see `GraphedDetector`. Several ranks average their
             gradients after the backward pass, not beside it: sizes are captured by each rank when they come, so no
             collective may be part of a capture, and DDP's hooks on the parameters cannot be.
+        max_graphs: Sizes to capture, see `GraphedDetector`.
         recompute: Keep less of the encoder for the backward pass, see `Encoder`.
         retry_oom: See `TrainState`; one process only, and no captured graphs.
 
@@ -126,7 +128,7 @@ def build_train_state(
     if recompute:
         recompute_encoder(model)
     optimizer = make_optimizer(model, total_batch=total_batch)
-    graphs = GraphedDetector(model) if cuda_graphs else None
+    graphs = GraphedDetector(model, max_graphs=max_graphs) if cuda_graphs else None
     wrapped = graphs or model
     if graphs is not None:
         # as DDP does when it is built

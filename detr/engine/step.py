@@ -11,6 +11,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
 from detr.distributed import all_reduce_sum, average_tensors, world_size
+from detr.engine.cuda_graphs import GraphedDetector
 from detr.engine.out_of_memory import can_be_halved, describe_window, halves
 from detr.engine.state import TrainState
 from detr.losses import LossOutput
@@ -67,8 +68,9 @@ def train_step(
     Raises:
         ValueError: `window` is empty, or holds several batches for captured graphs, whose gradients would
             overwrite each other.
-        torch.OutOfMemoryError: The step does not fit, nor in halves where `state.retry_oom` allows them; weights and
-            optimizer are as before unless it came from the optimizer itself.
+        torch.OutOfMemoryError: The step does not fit, nor once captured passes have given up their memory, nor in
+            halves where `state.retry_oom` allows them; weights and optimizer are as before unless it came from the
+            optimizer itself.
     """
     if not window:
         raise ValueError("train_step needs at least one batch; got an empty window")
@@ -113,19 +115,36 @@ def _sums_over_ranks(window: Sequence[Batch], stop_requested: bool, device: torc
 def _accumulate_or_halve(
     state: TrainState, window: Sequence[Batch], num_boxes: Tensor, timer: PhaseTimer
 ) -> list[LossOutput]:
-    """The gradients of the window; where they do not fit into memory and the run says so, in smaller batches."""
+    """The gradients of the window; where they do not fit into memory, with fewer captured passes, or, if the run says
+    so, in smaller batches."""
     while True:
         state.optimizer.zero_grad(set_to_none=True)
         try:
             return _accumulate(state, window, num_boxes, timer)
         except torch.OutOfMemoryError:
-            if not (state.retry_oom and can_be_halved(window)):
+            holds_graphs = state.graphs is not None and state.graphs.num_graphs > 0
+            if not (holds_graphs or (state.retry_oom and can_be_halved(window))):
                 raise
         # only here, behind the except clause, is what the failed attempt held free
+        if state.graphs is not None:
+            _give_up_graphs(state, state.graphs, window)
+            continue
         window = halves(window)
         _logger.warning("a step did not fit into memory and is tried in halves:\n  %s", describe_window(window))
         if state.device.type == "cuda":
             torch.cuda.empty_cache()
+
+
+def _give_up_graphs(state: TrainState, graphs: GraphedDetector, window: Sequence[Batch]) -> None:
+    """Make room for a step beside the captured passes, which no plain pass can share memory with."""
+    state.optimizer.zero_grad(set_to_none=True)
+    held = graphs.num_graphs
+    graphs.give_up_half()
+    _logger.warning(
+        "cuda_graphs: a step did not fit beside %d captured sizes, which are given up; from now on %d are captured, as "
+        "they come. trainer.max_graphs=%d does so from the start. The step:\n  %s",
+        *(held, graphs.max_graphs, graphs.max_graphs, describe_window(window)),
+    )
 
 
 def _accumulate(state: TrainState, window: Sequence[Batch], num_boxes: Tensor, timer: PhaseTimer) -> list[LossOutput]:

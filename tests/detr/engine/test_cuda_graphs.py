@@ -190,6 +190,45 @@ class TestOnTheGPU:
         assert caplog.text.count("uncaptured") == 1
         assert "160" in caplog.text
 
+    def test_captures_end_where_little_memory_is_left(self, caplog, monkeypatch):
+        monkeypatch.setattr("detr.engine.cuda_graphs.LEAST_FREE", 1.1)
+        state = make_state(cuda_graphs=True)
+        for batch in make_batches():
+            assert torch.isfinite(train_step(state, [batch]).loss)
+        assert (state.graphs.num_graphs, state.graphs.max_graphs) == (1, 1)
+        assert caplog.text.count("further ones run uncaptured") == 1
+
+    def test_captured_sizes_are_given_up_for_a_step_that_does_not_fit(self, caplog):
+        plain, graphed = make_state(cuda_graphs=False), make_state(cuda_graphs=True)
+        batches = make_batches()
+        expected = [train_step(plain, [batch]).loss for batch in batches]
+        losses = [train_step(graphed, batches[:1]).loss]
+        torch.cuda.synchronize()
+        torch.cuda.empty_cache()
+        held, total = torch.cuda.memory_reserved(), torch.cuda.mem_get_info()[1]
+        # not enough to warm up the second size
+        torch.cuda.set_per_process_memory_fraction((held + 2**23) / total)
+        try:
+            losses += [train_step(graphed, [batch]).loss for batch in batches[1:]]
+        finally:
+            torch.cuda.set_per_process_memory_fraction(1.0)
+        assert "did not fit beside 1 captured sizes" in caplog.text
+        assert (graphed.graphs.num_graphs, graphed.graphs.max_graphs) == (0, 0)
+        torch.testing.assert_close(torch.stack(losses), torch.stack(expected), rtol=1e-3, atol=0)
+
+    def test_given_up_memory_is_free(self):
+        state = make_state(cuda_graphs=True)
+        before = torch.cuda.memory_reserved()
+        for batch in make_batches():
+            train_step(state, [batch])
+        state.optimizer.zero_grad(set_to_none=True)
+        held = torch.cuda.memory_reserved()
+        state.graphs.give_up_half()
+        assert torch.cuda.memory_reserved() < held - (held - before) / 2
+        # captured anew when it comes
+        train_step(state, make_batches()[:1])
+        assert (state.graphs.num_graphs, state.graphs.max_graphs) == (1, 1)
+
     def test_compiled_regions_inside(self):
         state = make_state(cuda_graphs=True, compile=True, precision="bf16", dropout=0.1)
         batch = make_batches()[0]

@@ -2,6 +2,7 @@
 
 import copy
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -62,6 +63,52 @@ def test_without_the_switch_it_says_what_did_not_fit(trainer: Callable[..., Any]
         run.fit()
     for words in ("2 images padded to 64x64 px", "boxes ", "image ids ", "data.batch_size", "trainer.retry_oom=true"):
         assert words in str(error.value)
+
+
+class Graphs:
+    """Captured passes that leave room for `num_images` images once all of them are given up."""
+
+    def __init__(self, num_graphs: int) -> None:
+        self.num_graphs = num_graphs
+        self.max_graphs = 32
+        self.gradients: list[bool] = []
+        self.parameters: list[torch.nn.Parameter] = []
+
+    def give_up_half(self) -> None:
+        self.gradients.append(any(parameter.grad is not None for parameter in self.parameters))
+        self.max_graphs = self.num_graphs // 2
+        self.num_graphs = 0
+
+
+def test_captured_passes_give_way_to_a_step_that_does_not_fit(
+    train_state: Callable[..., Any], batches: Callable[..., Any], caplog: pytest.LogCaptureFixture
+):
+    state = train_state()
+    [batch] = batches([[2, 1]])
+    expected = train_step(copy.deepcopy(state), [batch])
+    graphs = Graphs(num_graphs=20)
+    graphs.parameters = list(state.detector.parameters())
+    # gradients of a pass before, which lie in the memory of the graphs
+    graphs.parameters[0].grad = torch.zeros_like(graphs.parameters[0])
+    state = replace(state, graphs=graphs)
+
+    def check(module: torch.nn.Module, arguments: tuple[Any, ...]) -> None:
+        if graphs.num_graphs:
+            raise torch.OutOfMemoryError("CUDA out of memory")
+
+    state.detector.register_forward_pre_hook(check)
+    result = train_step(state, [batch])
+    assert result.loss.equal(expected.loss)
+    assert (graphs.num_graphs, graphs.max_graphs, graphs.gradients) == (0, 10, [False])
+    assert "did not fit beside 20 captured sizes" in caplog.text
+    assert "trainer.max_graphs=10" in caplog.text
+
+
+def test_without_captured_passes_it_does_not_fit(train_state: Callable[..., Any], batches: Callable[..., Any]):
+    state = replace(train_state(), graphs=Graphs(num_graphs=3))
+    limit_images(state.detector, 0)
+    with pytest.raises(torch.OutOfMemoryError):
+        train_step(state, batches([[2, 1]]))
 
 
 def test_ranks_must_stay_in_step(train_state: Callable[..., Any]):
