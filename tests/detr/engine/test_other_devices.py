@@ -16,7 +16,10 @@ ENVIRONMENT = {**os.environ, "CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1"}
 GUARDED_ELSEWHERE = {
     ("detr/telemetry/timer.py", "span"): "_uses_events",
     ("detr/telemetry/environment.py", "_describe_gpu"): "called for GPUs that were counted",
-    ("detr/engine/cuda_graphs.py", "_capture"): "the constructor refuses other devices",
+    **{
+        ("detr/engine/cuda_graphs.py", name): "the constructor refuses other devices"
+        for name in ("_capture", "_leave_memory", "give_up_half")
+    },
     ("detr/distributed.py", "barrier"): "the process group is NCCL's",
     **{
         ("detr/data/page_locks.py", name): "the constructor refuses machines without a GPU"
