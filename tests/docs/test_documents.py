@@ -92,6 +92,12 @@ def test_links_lead_somewhere(document: Path):
             assert anchor in anchors(file), f"{target}: there are {sorted(anchors(file))}"
 
 
+@pytest.mark.parametrize("record", RECORDS, ids=name_of)
+def test_a_record_is_linked_from_a_document(record: Path):
+    documents = [document for document in [*HAND_WRITTEN, *RECORDS] if document != record]
+    assert any(re.search(rf"\]\([^)]*\b{record.name}[)#]", prose(document)) for document in documents)
+
+
 def test_commands_are_found():
     assert {"README.md", "docs/results.md", "configs/experiment/synthetic_r50.yaml"} <= set(ALL_COMMANDS.values())
     assert len(ALL_COMMANDS) > 80
