@@ -1,7 +1,7 @@
 """A live anchor for the step benchmark: the same step with Hugging Face transformers' Deformable DETR.
 
     python scripts/benchmark_transformers.py --batch-size 16 --output outputs/transformers.jsonl
-    python tools/benchmark.py benchmark=batches extra_rows=[outputs/transformers.jsonl]
+    python tools/benchmark.py benchmark=batches 'extra_rows=[outputs/transformers.jsonl]'
 
 Needs the transformers package, which nothing else here uses. The model is built from its configuration with random
 weights: ResNet-50 through timm, box refinement, auxiliary losses, 300 queries, 91 classes. Batches, timing, clip and

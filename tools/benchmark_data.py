@@ -9,7 +9,7 @@ Keys:
 
 Examples:
   python tools/benchmark_data.py
-  python tools/benchmark_data.py parts=[speed] workers=[16] batch_size=16
+  python tools/benchmark_data.py 'parts=[speed]' 'workers=[16]' batch_size=16
 
 Output:
   A table on the screen and in outputs/benchmark_data/data.md (output_dir=).

@@ -9,7 +9,7 @@ Keys:
 
 Examples:
   python tools/benchmark_ops.py benchmark=ops_encoder
-  python tools/benchmark_ops.py benchmark=ops_decoder benchmark.dtypes=[bf16]
+  python tools/benchmark_ops.py benchmark=ops_decoder 'benchmark.dtypes=[bf16]'
 
 Output:
   outputs/benchmark_ops (output_dir=): a table, .csv, .jsonl and .png by the name of the preset; the table on the

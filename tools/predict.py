@@ -10,7 +10,7 @@ Keys:
 
 Examples:
   python tools/predict.py checkpoint=outputs/NAME/best.pt source=photos/
-  python tools/predict.py checkpoint=outputs/NAME/best.pt source='photos/**/*.jpg' classes=[person,dog] batch_size=8
+  python tools/predict.py checkpoint=outputs/NAME/best.pt source='photos/*.jpg' 'classes=[person,dog]' batch_size=8
   python tools/predict.py checkpoint=outputs/NAME/best.pt source=clip.mp4 video_fps=5
 
 Output:

@@ -9,7 +9,7 @@ Keys:
 
 Examples:
   python tools/tune_ops.py
-  python tools/tune_ops.py regimes=[encoder] dtypes=[bf16] head_dim=64 num_heads=4
+  python tools/tune_ops.py 'regimes=[encoder]' 'dtypes=[bf16]' head_dim=64 num_heads=4
 
 Output:
   The winners in ~/.cache/deformable-detr/tuning, next to the compiled kernels; all candidates in

@@ -1,7 +1,7 @@
 """The detector's forward and backward pass as CUDA graphs: one launch each instead of thousands.
 
-With small batches the host cannot launch the step's kernels as fast as a GPU runs them. Only the matcher, which needs
-the host, the loss and the optimizer stay outside.
+With small batches the host cannot launch the step's kernels as fast as a GPU runs them. Only the matcher, the loss and
+the optimizer stay outside.
 """
 
 import gc
