@@ -29,6 +29,7 @@ from hydra.utils import instantiate
 from omegaconf import DictConfig
 from PIL import Image
 
+from detr.benchmark.override_value import quoted_value
 from detr.benchmark.steps.data import jpeg_sizes, write_jpeg_dataset
 from detr.benchmark.steps.matrix import run_matrix
 from detr.benchmark.steps.numerics import numerics_report, plot_numerics
@@ -79,7 +80,7 @@ def _measured(cfg: DictConfig, folder: Path) -> list[StepRow]:
         size = preset.get("jpeg_size", cfg.jpeg_size)
         root = Path(cfg.jpeg_folder) / (size if isinstance(size, str) else "x".join(map(str, size)))
         write_jpeg_dataset(root, jpeg_sizes(size, cfg.num_jpegs))
-        shared.append(f"data.root={root.resolve()}")
+        shared.append(f"data.root={quoted_value(str(root.resolve()))}")
     return run_matrix(
         Path(__file__),
         chosen,
