@@ -39,7 +39,7 @@ from detr.distributed import is_main
 from detr.engine.run_folder import open_result_folder, write_config
 from detr.telemetry.loggers import CompositeLogger
 from tools.benchmark_row import measure_row
-from tools.launcher import hydra_tool, resolved
+from tools.launcher import check_rows, hydra_tool, resolved
 
 # keys of the run of all rows, which its rows do not get
 _OWN_KEYS = ("benchmark", "output_dir", "name", "only", "extra_rows", "time_limit_s", "row_timeout_s", "logger")
@@ -75,6 +75,7 @@ def _measured(cfg: DictConfig, folder: Path) -> list[StepRow]:
         return []
     given = [argument for argument in sys.argv[1:] if argument.partition("=")[0].split(".")[0] not in _OWN_KEYS]
     shared = [*preset.shared, *given]
+    check_rows("benchmark", {name: [*shared, *overrides] for name, overrides in chosen.items()})
     sources = [text for row in (shared, *chosen.values()) for text in row if text.startswith("data_source=")]
     if set(sources) - {"data_source=synthetic"} and cfg.data.get("root", "") is None:
         size = preset.get("jpeg_size", cfg.jpeg_size)
