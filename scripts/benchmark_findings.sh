@@ -7,6 +7,7 @@
 # the end, and the others run all the same.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
+source scripts/quoted.sh
 python=python
 [[ -x .venv/bin/python ]] && python=.venv/bin/python
 # a checkout that is not installed will do
@@ -24,7 +25,8 @@ mkdir -p "$out"
 failed=()
 for name in "${names[@]}"; do
     start=$SECONDS
-    "$python" tools/benchmark_ops.py "benchmark=ops_$name" "output_dir=$out" ${keys[@]+"${keys[@]}"} > "$out/$name.log" ||
+    "$python" tools/benchmark_ops.py "benchmark=ops_$name" "output_dir=$(quoted "$out")" \
+        ${keys[@]+"${keys[@]}"} > "$out/$name.log" ||
         failed+=("$name")
     grep -h '^Verdict' "$out/$name.log" || true
     echo "$name: $((SECONDS - start)) s"

@@ -7,6 +7,7 @@
 # Live anchor: where the transformers package is installed, its model is measured first and stands in `batches`.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
+source scripts/quoted.sh
 python=python
 [[ -x .venv/bin/python ]] && python=.venv/bin/python
 # a checkout that is not installed will do
@@ -32,9 +33,10 @@ for preset in "${presets[@]}"; do
                     echo "transformers, batch $batch: not measured" >&2
             done
         fi
-        [[ -f "$anchor" ]] && extra=("extra_rows=[$anchor]")
+        [[ -f "$anchor" ]] && extra=("extra_rows=[$(quoted "$anchor")]")
     fi
-    "$python" tools/benchmark.py "benchmark=$preset" "output_dir=$run" ${extra[@]+"${extra[@]}"} ${keys[@]+"${keys[@]}"}
+    "$python" tools/benchmark.py "benchmark=$preset" "output_dir=$(quoted "$run")" \
+        ${extra[@]+"${extra[@]}"} ${keys[@]+"${keys[@]}"}
     sed "s|(report.png)|($preset.png)|" "$run/report.md" > "$out/$preset.md"
     cp "$run/report.png" "$out/$preset.png"
     cp "$run/rows.csv" "$out/$preset.csv"

@@ -14,6 +14,7 @@
 # outputs/evidence) keeps the runs, REPORTS (default OUT/reports) gets tables and plots.
 set -euo pipefail
 root="$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)"
+source "$root/scripts/quoted.sh"
 python=python
 [[ -x "$root/.venv/bin/python" ]] && python="$root/.venv/bin/python"
 # a checkout that is not installed will do
@@ -23,15 +24,6 @@ out="${OUT:-outputs/evidence}"
 reports="${REPORTS:-$out/reports}"
 mkdir -p "$out" "$reports"
 [[ $# -gt 0 ]] || set -- kernels bccd two_stage gradients synthetic synthetic_parity
-
-# A path as a value of Hydra; a plain one as it is, since a comparison knows its rows by their keys.
-quoted() {
-    if [[ "$1" =~ ^[A-Za-z0-9_./-]*$ ]]; then
-        echo "$1"
-    else
-        echo "'${1//\'/\\\'}'"
-    fi
-}
 
 listed() { # paths, one a line, as a list of Hydra
     local path items=()

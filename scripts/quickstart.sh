@@ -5,6 +5,7 @@
 #   bash scripts/quickstart.sh seed=1 name=quickstart_seed1     keys for the training
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
+source scripts/quoted.sh
 
 bash scripts/install.sh
 python=.venv/bin/python
@@ -15,16 +16,19 @@ for override in "$@"; do
 done
 
 "$python" tools/train.py experiment=quickstart "$@"
-"$python" tools/evaluate.py "checkpoint=$run/best.pt" "output_dir=$run/evaluation"
+"$python" tools/evaluate.py "checkpoint=$(quoted "$run/best.pt")" "output_dir=$(quoted "$run/evaluation")"
 # pictures of the validation set for the last step, drawn anew
 rm -rf "$run/images"
 "$python" -c "
+import sys
 from detr.data import EvalTransform, SyntheticDataset
-SyntheticDataset('val', EvalTransform(None, None), num_images=12).write_coco('$run/images')
-"
-"$python" tools/predict.py "checkpoint=$run/best.pt" "source=$run/images/val" "output_dir=$run/predictions"
+SyntheticDataset('val', EvalTransform(None, None), num_images=12).write_coco(sys.argv[1])
+" "$run/images"
+"$python" tools/predict.py "checkpoint=$(quoted "$run/best.pt")" "source=$(quoted "$run/images/val")" \
+    "output_dir=$(quoted "$run/predictions")"
 "$python" -c "
-import json
-metrics = json.load(open('$run/evaluation/metrics.json'))
-print(f\"quickstart: AP {metrics['AP']:.3f}, AP50 {metrics['AP50']:.3f} on 200 unseen images; pictures in $run/predictions\")
-"
+import json, sys
+metrics = json.load(open(sys.argv[1] + '/evaluation/metrics.json'))
+found = f\"AP {metrics['AP']:.3f}, AP50 {metrics['AP50']:.3f} on 200 unseen images\"
+print(f'quickstart: {found}; pictures in {sys.argv[1]}/predictions')
+" "$run"

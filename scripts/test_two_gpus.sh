@@ -7,6 +7,7 @@
 # Ends with a run of tools/train.py on all of them that is stopped by SIGTERM and goes on.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
+source scripts/quoted.sh
 python=python
 [[ -x .venv/bin/python ]] && python=.venv/bin/python
 export OMP_NUM_THREADS=1 PYTHONPATH="$PWD${PYTHONPATH:+:$PYTHONPATH}"
@@ -19,7 +20,7 @@ CUDA_VISIBLE_DEVICES=0 "$python" tests/integration/two_gpus.py "$folder" --steps
 "${torchrun[@]}" tests/integration/two_gpus.py "$folder"
 
 train=(tools/train.py experiment=debug_cpu device=cuda data.num_train_images=2000 schedule.epochs=2
-    trainer.save_every_steps=null trainer.log_every=50 "output_dir=$folder/run")
+    trainer.save_every_steps=null trainer.log_every=50 "output_dir=$(quoted "$folder/run")")
 "${torchrun[@]}" "${train[@]}" &
 launcher=$!
 until grep -qs '"step": 200' "$folder/run/metrics.jsonl"; do

@@ -29,6 +29,7 @@ from hydra.utils import instantiate
 from omegaconf import DictConfig
 from PIL import Image
 
+from detr.benchmark.override_value import quoted_value
 from detr.benchmark.steps.data import jpeg_sizes, write_jpeg_dataset
 from detr.benchmark.steps.matrix import run_matrix
 from detr.benchmark.steps.numerics import numerics_report, plot_numerics
@@ -38,7 +39,7 @@ from detr.distributed import is_main
 from detr.engine.run_folder import open_result_folder, write_config
 from detr.telemetry.loggers import CompositeLogger
 from tools.benchmark_row import measure_row
-from tools.launcher import hydra_tool, resolved
+from tools.launcher import check_rows, hydra_tool, resolved
 
 # keys of the run of all rows, which its rows do not get
 _OWN_KEYS = ("benchmark", "output_dir", "name", "only", "extra_rows", "time_limit_s", "row_timeout_s", "logger")
@@ -74,12 +75,13 @@ def _measured(cfg: DictConfig, folder: Path) -> list[StepRow]:
         return []
     given = [argument for argument in sys.argv[1:] if argument.partition("=")[0].split(".")[0] not in _OWN_KEYS]
     shared = [*preset.shared, *given]
+    check_rows("benchmark", {name: [*shared, *overrides] for name, overrides in chosen.items()})
     sources = [text for row in (shared, *chosen.values()) for text in row if text.startswith("data_source=")]
     if set(sources) - {"data_source=synthetic"} and cfg.data.get("root", "") is None:
         size = preset.get("jpeg_size", cfg.jpeg_size)
         root = Path(cfg.jpeg_folder) / (size if isinstance(size, str) else "x".join(map(str, size)))
         write_jpeg_dataset(root, jpeg_sizes(size, cfg.num_jpegs))
-        shared.append(f"data.root={root.resolve()}")
+        shared.append(f"data.root={quoted_value(str(root.resolve()))}")
     return run_matrix(
         Path(__file__),
         chosen,

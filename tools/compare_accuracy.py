@@ -26,9 +26,9 @@ from omegaconf import DictConfig
 
 from detr.benchmark.accuracy.report import accuracy_report, write_accuracy_csv
 from detr.benchmark.accuracy.row import AccuracyRow, read_accuracy_rows
-from detr.benchmark.accuracy.run_curves import plot_runs, read_run_curve
+from detr.benchmark.accuracy.run_curves import plot_runs, read_row_curves
 from detr.benchmark.accuracy.runs import gpus_to_share, latest_rows, plan_runs, run_sitting
-from tools.launcher import hydra_tool, require_lists
+from tools.launcher import check_rows, hydra_tool, require_lists
 
 
 @hydra_tool("compare_accuracy")
@@ -42,9 +42,10 @@ def main(cfg: DictConfig) -> None:
         raise ValueError(f"accuracy.base={preset.base} is none of the configurations {names}")
     seeds = list(preset.seeds if cfg.seeds is None else cfg.seeds)
     specs = plan_runs(preset.rows, seeds, [*preset.shared, *map(str, cfg.train)])
+    chosen = [spec for spec in specs if cfg.only is None or spec.name in cfg.only]
+    check_rows("train", {spec.name: spec.overrides for spec in chosen})
     folder = Path(cfg.output_dir)
     folder.mkdir(parents=True, exist_ok=True)
-    chosen = [spec for spec in specs if cfg.only is None or spec.name in cfg.only]
     if chosen:
         run_sitting(
             Path(__file__).with_name("train.py"),
@@ -64,6 +65,7 @@ def main(cfg: DictConfig) -> None:
 def _write_reports(cfg: DictConfig, rows: list[AccuracyRow], names: list[str], seeds: list[int], folder: Path) -> None:
     preset = cfg.accuracy
     choice = HydraConfig.get().runtime.choices["accuracy"]
+    curves, without_curve = read_row_curves(rows)
     report = accuracy_report(
         rows,
         names=names,
@@ -73,15 +75,10 @@ def _write_reports(cfg: DictConfig, rows: list[AccuracyRow], names: list[str], s
         title=f"Accuracy of {choice}",
         command=shlex.join(["python", "tools/compare_accuracy.py", *sys.argv[1:]]),
         picture="curves.png",
+        without_curve=without_curve,
     )
     (folder / "report.md").write_text(report, encoding="utf-8")
     write_accuracy_csv(rows, folder / "rows.csv")
-    # rows may have come from another machine, without the runs' folders
-    curves = [
-        read_run_curve(Path(row.folder), label=f"{row.name} {row.seed}", group=row.name)
-        for row in rows
-        if row.folder is not None and Path(row.folder, "metrics.jsonl").is_file()
-    ]
     plot_runs(curves, folder / "curves.png", x=preset.x, title=f"Accuracy of {choice}")
     print(report)
 

@@ -6,7 +6,8 @@ import math
 import os
 import sys
 import zlib
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, TypeVar, cast
 
@@ -184,7 +185,7 @@ def check_overrides(config_name: str, arguments: Iterable[str]) -> None:
         ValueError: The first unknown key.
     """
     texts = [text for text in arguments if not text.startswith("-")]
-    with initialize_config_dir(str(CONFIG_DIR), version_base="1.3"):
+    with _composing():
         try:
             overrides = OverridesParser.create().parse_overrides(texts)
             loader = GlobalHydra.instance().config_loader()
@@ -201,6 +202,40 @@ def check_overrides(config_name: str, arguments: Iterable[str]) -> None:
         if override not in choices and _names_a_key(override):
             default = _require_key(cfg, override.key_or_group, extra_names=groups)
             _require_type(override, default)
+
+
+def check_rows(config_name: str, rows: Mapping[str, Iterable[str]]) -> None:
+    """Refuse overrides with which a tool would end at its start, before the first of many runs of it.
+
+    Args:
+        config_name: Of the tool that runs the rows.
+        rows: Overrides by name.
+
+    Raises:
+        ValueError: The first row whose overrides have an unknown key, or do not compose; with what the tool would say.
+    """
+    for name, overrides in rows.items():
+        texts = list(overrides)
+        try:
+            check_overrides(config_name, texts)
+            with _composing():
+                compose(config_name, [text for text in texts if not text.startswith("-")])
+        except (ValueError, HydraException) as error:
+            raise ValueError(f"row {name} of {config_name} would fail: {error}") from error
+
+
+@contextmanager
+def _composing() -> Iterator[None]:
+    """Hydra for `compose`, also within a main, which gets its own back."""
+    of_main = GlobalHydra.instance().hydra
+    GlobalHydra.instance().clear()
+    try:
+        with initialize_config_dir(str(CONFIG_DIR), version_base="1.3"):
+            yield
+    finally:
+        GlobalHydra.instance().clear()
+        if of_main is not None:
+            GlobalHydra.instance().initialize(of_main)
 
 
 def _names_a_key(override: Override) -> bool:

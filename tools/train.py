@@ -108,7 +108,10 @@ def train(cfg: DictConfig, context: DistributedContext, data: DetectionData) -> 
             # on an H200 53 to 110 seconds, and about 15 from the cache
             print("compiling: the first step takes a minute or two, less from PyTorch's cache on disk", flush=True)
     console = ConsoleLogger(
-        state.schedule.total_steps, first_step=progress.global_step, max_minutes=settings.max_minutes
+        state.schedule.total_steps,
+        first_step=progress.global_step,
+        first_minutes=progress.train_s / 60,
+        max_minutes=settings.max_minutes,
     )
     loggers = [JsonlLogger(folder.metrics_log), console, *map(instantiate, cfg.logger.values())]
     logger = CompositeLogger(loggers, enabled=is_main())

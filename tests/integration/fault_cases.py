@@ -29,6 +29,7 @@ from killed_runs import COMPARED, first_difference, run_ranks, train
 from torch import Tensor
 
 import detr.engine.trainer as trainer
+from detr.benchmark.override_value import quoted_value
 from detr.data.loader import LoadFailure, SeededDataset
 from detr.data.samplers import Draw
 from detr.engine import checkpoint_writer
@@ -212,16 +213,10 @@ def rank_killed_under_torchrun(folder: Path) -> Outcome:
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2", "--max-restarts=1"]
     settings = ["experiment=debug_cpu", "data.size=64", "schedule.epochs=3", "trainer.save_every_steps=1"]
     output_dir = folder / "elastic"
-    settings += ["data.batch_size=1", f"output_dir={output_dir}"]
+    settings += ["data.batch_size=1", f"output_dir={quoted_value(str(output_dir))}"]
     with (folder / "elastic.log").open("w+") as log:
         process = subprocess.Popen(
-            [
-                *torchrun,
-                str(repository / "tools" / "train.py"),
-                *settings,
-                "data.batch_size=1",
-                f"output_dir={output_dir}",
-            ],
+            [*torchrun, str(repository / "tools" / "train.py"), *settings],
             stdout=log,
             stderr=subprocess.STDOUT,
         )

@@ -19,6 +19,7 @@ import sys
 import time
 from pathlib import Path
 
+from detr.benchmark.override_value import quoted_value
 from detr.telemetry.loggers import read_metrics
 
 TRAIN = Path(__file__).parents[2] / "tools" / "train.py"
@@ -31,7 +32,7 @@ def command(folder: Path, ranks: int, arguments: list[str], *, restarts: int = 0
     if ranks > 1:
         launcher += ["-m", "torch.distributed.run", "--standalone"]
         launcher += [f"--nproc_per_node={ranks}", f"--max-restarts={restarts}"]
-    return [*launcher, str(TRAIN), *arguments, f"output_dir={folder}"]
+    return [*launcher, str(TRAIN), *arguments, f"output_dir={quoted_value(str(folder))}"]
 
 
 def run_to_end(folder: Path, ranks: int, arguments: list[str]) -> list[float]:

@@ -112,3 +112,20 @@ def test_a_preset_with_its_reports(tool: Tool, refused: Tool, tmp_path: Path):
     assert [line.split(" | ")[0] for line in lines] == ["| name", "| ---", "| reference", "| earlier"]
     assert f"| {row.step_ms:.6g} |" in lines[2]
     assert "only=['referense'] names rows that are not there" in refused("benchmark", "only=[referense]")
+
+
+@pytest.mark.parametrize(
+    ("overrides", "words"),
+    [
+        # the command line's data have the key, those of the row do not
+        (("data=synthetic", "data.num_train_images=8", '+benchmark.rows.bad=["data=coco"]'), "row bad of benchmark"),
+        (('+benchmark.rows.bad=["modl=refine"]',), "unknown key modl; did you mean model?"),
+        (('benchmark.shared=["model=nothing"]',), "Could not find 'model/nothing'"),
+        (("batch_sise=3",), "unknown key batch_sise; did you mean batch_size?"),
+    ],
+)
+def test_a_row_that_would_fail_at_its_start_is_refused_before_the_first(
+    refused: Tool, tmp_path: Path, overrides: tuple[str, ...], words: str
+):
+    assert words in refused("benchmark", *overrides)
+    assert not (tmp_path / "outputs" / "benchmark" / "rows.jsonl").exists()

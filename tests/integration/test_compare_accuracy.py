@@ -45,6 +45,18 @@ def test_a_comparison_and_its_runs(tool: Tool, refused: Tool, tmp_path: Path, mo
     assert len((folder / "rows.jsonl").read_text().splitlines()) == 1
     assert "names configurations that are not there" in refused("compare_accuracy", "only=[referense]")
 
+    # the record of a finished run is damaged later on: its row counts, and the page says what the picture lacks
+    log = folder / "runs" / "deterministic_seed7" / "metrics.jsonl"
+    whole = log.read_bytes()
+    log.write_bytes(whole[:20] + b"\n" + whole)
+    (folder / "curves.png").unlink()
+    lacking = tool(*command)
+    assert f"| {log.parent.relative_to(tmp_path)} | " in lacking
+    assert "metrics.jsonl line 1 is not a JSON object" in lacking
+    assert lacking == (folder / "report.md").read_text() + "\n"
+    assert (folder / "curves.png").stat().st_size > 1000
+    log.write_bytes(whole)
+
     table = tool("compare_runs", f"runs=[{folder / 'runs' / 'deterministic_seed7'}]", "at=[0,600]")
     assert "| deterministic_seed7 |  |  | 0.000 |" in table
     assert (tmp_path / "outputs" / "compare_runs" / "runs.png").stat().st_size > 1000
@@ -90,6 +102,13 @@ def test_a_comparison_and_its_runs(tool: Tool, refused: Tool, tmp_path: Path, mo
         (("compare_accuracy", "num_parallel=0"), "num_parallel must be a number above 0; got 0"),
         (("compare_accuracy", "minutes=abc"), "minutes must be a number above 0; got abc"),
         (("compare_accuracy", 'train=["seed=3"]'), "each run gets its own seed; leave it out and give seeds="),
+        (("compare_accuracy", 'train=["trainer.log_evry=2"]'), "did you mean trainer.log_every? Valid names: "),
+        (("compare_accuracy", 'train=["schedule.epochs=x"]'), "schedule.epochs is a whole number, as in"),
+        (("compare_accuracy", 'train=["data=cocoo"]'), "Could not find 'data/cocoo'"),
+        (("compare_accuracy", 'train=["~data.nothing"]'), "unknown key data.nothing"),
+        (("compare_accuracy", 'train=["data.pad_to=64,96"]'), "Ambiguous value for argument 'data.pad_to=64,96'"),
+        (("compare_accuracy", 'train=["data.pad_to=[64"]'), "row reference of train would fail: "),
+        (("compare_accuracy", 'accuracy.rows.deterministic=["kernel.x=1"]'), "row deterministic of train would fail: "),
         (("compare_runs", "runs=outputs/a"), "runs is a list, as in 'runs=[outputs/a,outputs/b]'; got outputs/a"),
         (("compare_runs", "runs=[a]", "at=5"), "at is a list"),
         (("compare_runs", "runs=[a]", "at=[x]"), "at= is minutes of training"),

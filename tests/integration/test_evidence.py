@@ -11,9 +11,10 @@ from typing import Any
 import pytest
 from hydra.core.override_parser.overrides_parser import OverridesParser
 
-SCRIPT = Path(__file__).parents[2] / "scripts" / "evidence.sh"
+SCRIPTS = Path(__file__).parents[2] / "scripts"
+SCRIPT = SCRIPTS / "evidence.sh"
 # says what it was given, in place of the tools
-PYTHON = """#!/usr/bin/env bash
+PROGRAM = """#!/usr/bin/env bash
 printf '%s\\n' "${@:2}" > "$SAID"
 exit 1
 """
@@ -21,26 +22,27 @@ exit 1
 
 @pytest.fixture
 def keys_given(tmp_path: Path) -> Callable[..., dict[str, Any]]:
-    """The keys that a part gives to its first tool, as Hydra reads them."""
-    (tmp_path / "scripts").mkdir()
-    shutil.copy(SCRIPT, tmp_path / "scripts")
-    python = tmp_path / "bin" / "python"
-    python.parent.mkdir()
-    python.write_text(PYTHON)
-    python.chmod(0o755)
+    """The keys that a script gives to its first tool, as Hydra reads them."""
+    shutil.copytree(SCRIPTS, tmp_path / "scripts")
+    for program in ("bin/python", ".venv/bin/torchrun"):
+        stand_in = tmp_path / program
+        stand_in.parent.mkdir(parents=True)
+        stand_in.write_text(PROGRAM)
+        stand_in.chmod(0o755)
 
-    def give(part: str, **variables: str) -> dict[str, Any]:
+    def give(part: str, *, script: str = "evidence.sh", **variables: str) -> dict[str, Any]:
         said = tmp_path / "said"
-        environment = os.environ | variables | {"SAID": str(said), "PATH": f"{python.parent}:{os.environ['PATH']}"}
-        command = ["bash", str(tmp_path / "scripts" / "evidence.sh"), part]
+        path = f"{tmp_path / 'bin'}:{os.environ['PATH']}"
+        environment = os.environ | variables | {"SAID": str(said), "PATH": path}
+        command = ["bash", str(tmp_path / "scripts" / script), part]
         subprocess.run(command, env=environment, capture_output=True, check=False)
-        overrides = OverridesParser.create().parse_overrides(said.read_text().splitlines())
-        return {override.key_or_group: override.value() for override in overrides}
+        keys = [text for text in said.read_text().splitlines() if "=" in text and not text.startswith("--")]
+        return {override.key_or_group: override.value() for override in OverridesParser.create().parse_overrides(keys)}
 
     return give
 
 
-@pytest.mark.parametrize("name", ["plain", "two words", "a,b", "a=b", "(1)", "it's"])
+@pytest.mark.parametrize("name", ["plain", "two words", "a,b", "a=b", "(1)", "it's", "x\\"])
 def test_paths_reach_the_tools_whole(keys_given: Callable[..., dict[str, Any]], tmp_path: Path, name: str):
     odd = tmp_path / name
     kernels = keys_given("kernels", OUT=str(odd), DATA=str(odd), WEIGHTS=f"{odd}/w.pt")
@@ -53,6 +55,10 @@ def test_paths_reach_the_tools_whole(keys_given: Callable[..., dict[str, Any]], 
         (run / f"step_{step}.pt").touch()
     gradients = keys_given("gradients", OUT=str(odd))
     assert [str(path) for path in gradients["checkpoints"]] == [f"{run}/step_1.pt", f"{run}/step_2.pt"]
+    assert keys_given("flops", script="benchmark_findings.sh", OUT=str(odd))["output_dir"] == str(odd)
+    assert keys_given("kernels", script="benchmark_matrix.sh", OUT=str(odd))["output_dir"] == f"{odd}/runs/kernels"
+    r50 = keys_given("r50_50ep", script="reproduce_r50.sh", DATA=str(odd), BATCH="4", GPUS="1")
+    assert r50["data.root"] == str(odd)
 
 
 def test_keys_of_plain_paths_stay_as_they_were(keys_given: Callable[..., dict[str, Any]], tmp_path: Path):

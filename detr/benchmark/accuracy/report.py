@@ -21,6 +21,7 @@ def accuracy_report(
     title: str,
     command: str,
     picture: str,
+    without_curve: Mapping[str, str],
 ) -> str:
     """Mean and spread of every configuration, its difference from the base, and what that supports.
 
@@ -33,6 +34,7 @@ def accuracy_report(
         title: Of the page.
         command: That made it.
         picture: Name of the plot, in the same folder.
+        without_curve: Why the log of a run cannot be drawn, by its folder; its row, from when it ended, counts.
     """
     lines = [f"# {title}", "", f"```\n$ {command}"]
     good = next((row for row in rows if row.is_ok), None)
@@ -58,6 +60,7 @@ def accuracy_report(
         pooled = None if name == base else fit.difference(name, base)
         lines.append(_line(name, [row for row in rows if row.name == name], seeds, paired, pooled, notes.get(name, "")))
     lines += ["", *_findings(aps, fit, base), "", *_failures(rows)]
+    lines += _undrawn(without_curve)
     return "\n".join([*lines, f"![{title}]({picture})", ""])
 
 
@@ -146,6 +149,21 @@ def _failures(rows: Sequence[AccuracyRow]) -> list[str]:
         "`output_dir=`."
     )
     return ["| run without numbers | seed | reason |", "|---|---|---|", *failed, "", advice, ""]
+
+
+def _undrawn(reasons: Mapping[str, str]) -> list[str]:
+    if not reasons:
+        return []
+    lines = [f"| {folder.replace('|', '/')} | {reason.replace('|', '/')} |" for folder, reason in reasons.items()]
+    return [
+        "| run that the picture lacks | reason |",
+        "|---|---|",
+        *lines,
+        "",
+        "Its numbers above are those it had when it ended. To have it drawn, restore its log; or take away its folder "
+        "and its line of `rows.jsonl`, and the same command trains it anew.",
+        "",
+    ]
 
 
 def _mean(values: Sequence[float | None], form: str) -> str:

@@ -9,6 +9,7 @@ from matplotlib import colormaps
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
+from detr.benchmark.accuracy.row import AccuracyRow
 from detr.telemetry.loggers import read_metrics
 
 Axis = Literal["step", "minutes"]
@@ -69,6 +70,11 @@ def read_run_curve(folder: Path, *, label: str | None = None, group: str | None 
             f"{log} does not say how long the run had trained; it is of an older version. "
             "Plots over minutes need a new run"
         )
+    for row in rows:
+        for key in ("train/minutes", "train/loss", "val/AP"):
+            # a value that was not finite is null; minutes always are
+            if type(row.get(key)) not in (int, float) and (row.get(key) is not None or key == "train/minutes"):
+                raise ValueError(f"{log} is damaged: {key} of step {row['step']} is {row[key]!r}, which is no number")
     logs = [row for row in rows if row.get("train/loss") is not None]
     evaluations = [row for row in rows if row.get("val/AP") is not None]
     label = folder.name if label is None else label
@@ -82,6 +88,27 @@ def read_run_curve(folder: Path, *, label: str | None = None, group: str | None 
         eval_minutes=tuple(row["train/minutes"] for row in evaluations),
         aps=tuple(row["val/AP"] for row in evaluations),
     )
+
+
+def read_row_curves(rows: Sequence[AccuracyRow]) -> tuple[list[RunCurve], dict[str, str]]:
+    """The curves of a comparison's runs, and why others have none, by their folders.
+
+    Rows may have come from another machine: a run whose folder is not here has neither.
+    """
+    curves, reasons = [], {}
+    for row in rows:
+        if row.folder is None or not Path(row.folder).is_dir():
+            continue
+        try:
+            curve = read_run_curve(Path(row.folder), label=f"{row.name} {row.seed}", group=row.name)
+        except (ValueError, OSError) as error:
+            reasons[row.folder] = str(error)
+        else:
+            if curve.aps:
+                curves.append(curve)
+            else:
+                reasons[row.folder] = "metrics.jsonl holds no evaluation, though the run has ended"
+    return curves, reasons
 
 
 def run_labels(folders: Sequence[Path]) -> dict[Path, str]:

@@ -13,6 +13,7 @@ from pathlib import Path
 
 from detr.benchmark.accuracy.row import AccuracyRow, read_accuracy_rows, row_of_run
 from detr.benchmark.folder_lock import locked_folder
+from detr.benchmark.override_value import quoted_value
 from detr.benchmark.processes import failure_reason, raising_on_sigterm
 from detr.engine.preemption import REQUEUE_EXIT_CODE
 from detr.telemetry.loggers import repair_last_line
@@ -206,8 +207,8 @@ def latest_rows(rows: Sequence[AccuracyRow], specs: Sequence[RunSpec]) -> dict[R
 
 
 def _start(script: Path, spec: RunSpec, runs: Path, gpu: str | None, num_slots: int, lock: int) -> _Running:
-    output_dir = _quoted(str(runs / spec.label))
-    arguments = [*spec.overrides, f"seed={spec.seed}", f"name={spec.label}", f"output_dir={output_dir}"]
+    arguments = [*spec.overrides, f"seed={spec.seed}", f"name={spec.label}"]
+    arguments += [f"output_dir={quoted_value(str(runs / spec.label))}"]
     threads = str(max(1, (os.cpu_count() or 1) // num_slots))
     _say(f"{spec.label} starts")
     with (runs / f"{spec.label}.log").open("ab") as log:
@@ -268,14 +269,6 @@ def _kill(process: "subprocess.Popen[bytes]") -> None:
     if process.poll() is None:
         os.killpg(process.pid, signal.SIGKILL)
         process.wait()
-
-
-def _quoted(text: str) -> str:
-    """As a value on Hydra's command line, where a comma, a bracket or a = would mean something else."""
-    if re.fullmatch(r"[\w./-]+", text):
-        return text
-    # backslashes stand for themselves but before a quote
-    return "'" + re.sub(r"(\\*)('|$)", lambda found: 2 * found[1] + ("\\'" if found[2] else ""), text) + "'"
 
 
 def _say(text: str) -> None:

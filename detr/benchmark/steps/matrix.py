@@ -10,6 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
+from detr.benchmark.override_value import quoted_value
 from detr.benchmark.processes import failure_reason, raising_on_sigterm
 from detr.benchmark.steps.row import StepRow
 
@@ -109,7 +110,7 @@ def _last_value(arguments: Sequence[str], key: str) -> str | None:
 def _run_row(script: Path, overrides: Sequence[str], name: str, repeat: int, timeout_s: float) -> StepRow:
     with tempfile.TemporaryDirectory() as folder:
         result = Path(folder) / "row.json"
-        arguments = [*overrides, f"row={name}", f"result={result}", f"repeat={repeat}"]
+        arguments = [*overrides, f"row={name}", f"result={quoted_value(str(result))}", f"repeat={repeat}"]
         started_s = time.monotonic()
         # a session of its own, so that the ranks and data workers of a row end with it
         process = subprocess.Popen(

@@ -2,31 +2,34 @@
 
 import re
 import time
-from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TypeVar
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn
 
+from detr.telemetry.loggers.time_left import TimeLeft
+
 T = TypeVar("T")
 
 # losses of single decoder layers (loss_ce_0) and of the proposals (loss_ce_enc), single classes (val/AP/cat)
 _HIDDEN = re.compile(r"_(\d+|enc)$|/.*/")
-_NUM_ETA_POINTS = 20
 _PLAIN_PROGRESS_INTERVAL_S = 30.0
 
 
 class ConsoleLogger:
     """Prints one line a `log`, and on a terminal keeps a bar below with the time left, speed and memory.
 
-    Losses of single layers and values of single classes are left to the other loggers.
+    Losses of single layers and values of single classes are left to the other loggers. `train/minutes` of a log is how
+    long the run has trained, evaluations left out; with `val/` values an evaluation ends. The time left is that of
+    `TimeLeft`, and "of training" as long as no evaluation has shown how long it takes. Where minutes end the run before
+    its schedule, bar and lines count up to the step at which they will, a guess from the speed: 50/~320.
 
     Args:
-        num_steps: Steps of the whole run, for the bar and the time left. None: not known.
+        num_steps: Steps of the whole schedule, for the bar and the time left. None: not known.
         first_step: Steps done before this process, after a resume.
-        max_minutes: Of training, after which the run ends sooner than by its steps; `train/minutes` says how many have
-            gone. None: the steps alone.
+        first_minutes: Trained before this process.
+        max_minutes: Of training, after which the run ends sooner than by its steps. None: the steps alone.
         console: Where to print; stdout by default. Whether it is a terminal decides about the bar.
     """
 
@@ -35,45 +38,47 @@ class ConsoleLogger:
         num_steps: int | None = None,
         *,
         first_step: int = 0,
+        first_minutes: float = 0.0,
         max_minutes: float | None = None,
         console: Console | None = None,
     ) -> None:
-        self._num_steps = num_steps
-        self._max_minutes = max_minutes
-        self._minutes = 0.0
+        self._time_left: TimeLeft | None = None
+        if num_steps is not None:
+            self._time_left = TimeLeft(
+                num_steps, first_step=first_step, first_minutes=first_minutes, max_minutes=max_minutes
+            )
         self._console = console or Console()
         self._progress: Progress | None = None
         self._step_task: TaskID | None = None
         # the last speed and memory, which stay on the bar while other values are logged
         self._speeds: dict[str, str] = {}
-        # (seconds, step), so that the time left follows the recent speed, evaluations included
-        self._points = deque([(time.monotonic(), first_step)], maxlen=_NUM_ETA_POINTS)
 
     def log(self, step: int, values: Mapping[str, float]) -> None:
-        if step > self._points[-1][1]:
-            self._points.append((time.monotonic(), step))
-        self._minutes = values.get("train/minutes", self._minutes)
+        if self._time_left is not None:
+            is_evaluation = any(name.startswith("val/") for name in values)
+            self._time_left.log(step, minutes=values.get("train/minutes"), is_evaluation=is_evaluation)
         shown = [_format_value(name, value) for name, value in values.items() if not _HIDDEN.search(name)]
-        count = f"{step}" if self._num_steps is None else f"{step}/{self._num_steps}"
         time_left = self._format_time_left()
-        self._print(" | ".join([f"step {count}", *shown, *([f"{time_left} left"] if time_left else [])]))
-        if self._console.is_terminal and self._num_steps is not None:
+        self._print(
+            " | ".join([f"step {step}{self._format_last_step(step)}", *shown, *([time_left] if time_left else [])])
+        )
+        if self._console.is_terminal and self._time_left is not None:
             progress = self._live_progress()
             for name, value in values.items():
                 if name.endswith(("images_per_s", "gpu_memory_gib")):
                     self._speeds[name] = _format_value(name, value)
-            notes = [f"{time_left} left" if time_left else "", *self._speeds.values()]
+            notes = [time_left, *self._speeds.values()]
             self.advance(step)
             assert self._step_task is not None
-            progress.update(self._step_task, note="  ".join(filter(None, notes)))
+            progress.update(self._step_task, total=self._time_left.last_step, note="  ".join(filter(None, notes)))
 
     def advance(self, step: int) -> None:
         """Move the bar between two logs; nothing without a terminal."""
-        if not self._console.is_terminal or self._num_steps is None:
+        if not self._console.is_terminal or self._time_left is None:
             return
         progress = self._live_progress()
         if self._step_task is None:
-            self._step_task = progress.add_task("train", total=self._num_steps, note="")
+            self._step_task = progress.add_task("train", total=self._time_left.last_step, note="")
         progress.update(self._step_task, completed=step)
 
     def track(self, items: Iterable[T], description: str, *, num_items: int | None = None) -> Iterator[T]:
@@ -127,14 +132,18 @@ class ConsoleLogger:
             self._progress.start()
         return self._progress
 
-    def _format_time_left(self) -> str:
-        (first_s, first), (last_s, last) = self._points[0], self._points[-1]
-        if self._num_steps is None or last == first or last >= self._num_steps:
+    def _format_last_step(self, step: int) -> str:
+        last_step = None if self._time_left is None else self._time_left.last_step
+        if self._time_left is None or last_step is None:
             return ""
-        left_s = (last_s - first_s) / (last - first) * (self._num_steps - last)
-        if self._max_minutes is not None:
-            left_s = min(left_s, max(0.0, 60 * (self._max_minutes - self._minutes)))
-        return format_duration(left_s)
+        return f"/~{last_step}" if self._time_left.ends_by_time and last_step > step else f"/{last_step}"
+
+    def _format_time_left(self) -> str:
+        """Nothing where it is not known, or nothing is left to train."""
+        left_s = None if self._time_left is None else self._time_left.seconds
+        if self._time_left is None or not left_s:
+            return ""
+        return format_duration(left_s) + (" left" if self._time_left.knows_evaluations else " of training left")
 
 
 def format_duration(seconds: float) -> str:

@@ -15,6 +15,7 @@ from importlib import resources
 from pathlib import Path
 from typing import Any
 
+from ops.msda.tuning.file_lock import locked_file
 from ops.msda.tuning.launch_shape import Choice, LaunchShape
 from ops.msda.tuning.shape_class import ShapeClass
 from ops.msda.tuning.table import Device
@@ -119,17 +120,22 @@ def update_tuning(
 ) -> None:
     """Replace one class of a file, or take it out with None; a file that cannot be used is begun anew.
 
+    Processes take turns, so that each adds to what the others wrote; `versions` are those of the last.
+
     Raises:
         OSError: The folder cannot be written.
     """
-    try:
-        classes = read_tuning(path, device).classes
-    except (FileNotFoundError, TuningFileError):
-        classes = ()
-        if tuned is None:
-            return
-    kept = tuple(entry for entry in classes if entry.kind != kind)
-    write_tuning(path, device, TuningFile(kept if tuned is None else (*kept, tuned), versions))
+    if tuned is None and not path.exists():
+        return
+    with locked_file(path):
+        try:
+            classes = read_tuning(path, device).classes
+        except (FileNotFoundError, TuningFileError):
+            classes = ()
+            if tuned is None:
+                return
+        kept = tuple(entry for entry in classes if entry.kind != kind)
+        write_tuning(path, device, TuningFile(kept if tuned is None else (*kept, tuned), versions))
 
 
 @cache

@@ -203,7 +203,7 @@ class TestConsole:
 
     @pytest.mark.parametrize(
         ("num_steps", "minutes", "left"),
-        [(1000, 7.5, "0:02:30"), (1000, 9.95, "0:00:03"), (1000, 10.2, "0:00:00"), (100, 1.0, "0:01:00")],
+        [(1000, 7.5, "0:02:30"), (1000, 9.95, "0:00:03"), (100, 1.0, "0:01:00")],
     )
     def test_minutes_may_end_a_run_before_its_steps(
         self, monkeypatch: pytest.MonkeyPatch, num_steps: int, minutes: float, left: str
@@ -214,9 +214,46 @@ class TestConsole:
         logger = ConsoleLogger(num_steps, max_minutes=10.0, console=Console(file=file))
         now_s = 60 * minutes
         logger.log(50, {"train/minutes": minutes})
-        # an evaluation says nothing new
-        logger.log(50, {"val/AP": 0.5})
-        assert file.getvalue().count(f"| {left} left") == 2
+        # a log without minutes says nothing new
+        logger.log(50, {"epoch": 1})
+        assert file.getvalue().count(f"| {left} of training left") == 2
+
+    def test_no_time_is_left_when_the_minutes_are_over(self, monkeypatch: pytest.MonkeyPatch):
+        now_s = 0.0
+        monkeypatch.setattr("time.monotonic", lambda: now_s)
+        file = io.StringIO()
+        logger = ConsoleLogger(1000, max_minutes=10.0, console=Console(file=file))
+        now_s = 612.0
+        logger.log(50, {"train/minutes": 10.2})
+        now_s += 60
+        logger.log(50, {"val/AP": 0.5, "train/minutes": 10.2})
+        assert file.getvalue() == ("step 50/50 | minutes 10.2000\nstep 50/50 | val/AP 0.5000 | minutes 10.2000\n")
+
+    @pytest.mark.parametrize("is_terminal", [True, False])
+    def test_what_is_counted_up_to_is_where_the_run_will_end(self, monkeypatch: pytest.MonkeyPatch, is_terminal: bool):
+        """Not the end of a schedule that it will not reach."""
+        now_s = 0.0
+        monkeypatch.setattr("time.monotonic", lambda: now_s)
+        file = io.StringIO()
+        console = Console(file=file, force_terminal=is_terminal, width=100, color_system=None)
+        logger = ConsoleLogger(1000, max_minutes=10.0, console=console)
+        logger.advance(1)
+        # 50 steps in 100 s: 300 in 10 minutes
+        now_s = 100.0
+        logger.log(50, {"train/minutes": 100 / 60})
+        # an evaluation costs time, and no steps
+        now_s = 160.0
+        logger.log(50, {"val/AP": 0.5, "train/minutes": 100 / 60})
+        logger.close()
+        text = file.getvalue()
+        assert text.count("step 50/~300 |") == 2
+        # 500 s of training; 60 s for every 100 s of it
+        assert "0:08:20 of training left\n" in text
+        assert "0:13:20 left\n" in text
+        if is_terminal:
+            assert "/?" in text
+            assert " 50/300" in text
+        assert "/1000" not in text
 
     def test_the_last_step_leaves_no_time(self):
         logger, file = self.make(is_terminal=False, num_steps=10)

@@ -8,14 +8,21 @@ from matplotlib.figure import Figure
 
 from detr.benchmark.accuracy.report import accuracy_report, write_accuracy_csv
 from detr.benchmark.accuracy.row import AccuracyRow, read_accuracy_rows
-from detr.benchmark.accuracy.run_curves import RunCurve, format_ap_table, plot_runs, read_run_curve, run_labels
+from detr.benchmark.accuracy.run_curves import (
+    RunCurve,
+    format_ap_table,
+    plot_runs,
+    read_row_curves,
+    read_run_curve,
+    run_labels,
+)
 
 
 def row(name: str, seed: int, ap: float | None, status: str = "ok") -> AccuracyRow:
     return AccuracyRow(name, seed, status, AP=ap, AP50=ap, best_AP=ap, loss=1.0, wall_s=2.0, train_s=1.0)
 
 
-def report_of(rows: list[AccuracyRow]) -> str:
+def report_of(rows: list[AccuracyRow], without_curve: dict[str, str] | None = None) -> str:
     rows = [
         AccuracyRow(**{**vars(each), "environment": environment()}) if each.is_ok and index == 0 else each
         for index, each in enumerate(rows)
@@ -29,6 +36,7 @@ def report_of(rows: list[AccuracyRow]) -> str:
         title="Title",
         command="python tools/compare_accuracy.py",
         picture="curves.png",
+        without_curve=without_curve or {},
     )
 
 
@@ -87,6 +95,51 @@ def test_curves_over_minutes(tmp_path: Path):
     (tmp_path / "run" / "metrics.jsonl").write_text('{"step": 5, "train/loss": 3.0}\n')
     with pytest.raises(ValueError, match="does not say how long the run had trained"):
         read_run_curve(tmp_path / "run")
+
+
+GOOD = b'{"step": 5, "train/loss": 3.0, "val/AP": 0.25, "train/minutes": 2.0}\n'
+
+
+@pytest.mark.parametrize(
+    ("log", "reason"),
+    [
+        (None, "there is no "),
+        (b"", "holds no evaluation"),
+        (GOOD[:30], "holds no evaluation"),
+        (GOOD + GOOD[:30] + b"\n" + GOOD, "line 2 is not a JSON object"),
+        (GOOD + b"\x00\xff\x00\n" + GOOD, "line 2 is not a JSON object"),
+        (GOOD.replace(b'"step": 5, ', b"") + GOOD, "line 1 is not a JSON object"),
+        (b"[1]\n" + GOOD, "line 1 is not a JSON object"),
+        (GOOD.replace(b"3.0", b'"3.0"'), "train/loss of step 5 is '3.0', which is no number"),
+        (GOOD.replace(b"0.25", b"[]"), "val/AP of step 5 is [], which is no number"),
+        (GOOD.replace(b"2.0", b"null"), "train/minutes of step 5 is None, which is no number"),
+        (GOOD.replace(b', "train/minutes": 2.0', b""), "does not say how long the run had trained"),
+        ("folder", "there is no "),
+    ],
+)
+def test_a_damaged_log_costs_its_own_curve_alone(tmp_path: Path, log: bytes | str | None, reason: str):
+    rows = []
+    for seed in range(3):
+        folder = tmp_path / f"run{seed}"
+        folder.mkdir()
+        (folder / "metrics.jsonl").write_bytes(GOOD)
+        rows.append(AccuracyRow("base", seed, "ok", AP=0.25, folder=str(folder)))
+    damaged = tmp_path / "run1" / "metrics.jsonl"
+    damaged.unlink()
+    if isinstance(log, bytes):
+        damaged.write_bytes(log)
+    elif log == "folder":
+        damaged.mkdir()
+    # of another machine, and one that never ran
+    rows += [AccuracyRow("base", 3, "ok", folder=str(tmp_path / "elsewhere")), row("base", 4, None, "failed")]
+    curves, reasons = read_row_curves(rows)
+    assert [curve.label for curve in curves] == ["base 0", "base 2"]
+    assert list(reasons) == [str(tmp_path / "run1")]
+    assert reason in reasons[str(tmp_path / "run1")]
+    plot_runs(curves, tmp_path / "curves.png", x="minutes", title="")
+    report = report_of([row("base", 0, 0.5)], reasons)
+    assert f"| {tmp_path / 'run1'} | " in report
+    assert "run that the picture lacks" not in report_of([row("base", 0, 0.5)])
 
 
 def test_groups_that_were_evaluated_at_one_step_stand_side_by_side(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):

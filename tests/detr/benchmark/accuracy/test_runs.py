@@ -7,10 +7,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hydra.core.override_parser.overrides_parser import OverridesParser
 
 from detr.benchmark.accuracy.row import read_accuracy_rows
-from detr.benchmark.accuracy.runs import RunSpec, _quoted, gpus_to_share, plan_runs, run_sitting
+from detr.benchmark.accuracy.runs import RunSpec, gpus_to_share, plan_runs, run_sitting
 from detr.benchmark.folder_lock import locked_folder
 from detr.benchmark.processes import failure_reason
 
@@ -104,13 +103,6 @@ def test_a_sitting_that_could_start_nothing_is_refused(script: Path, tmp_path: P
     with pytest.raises(ValueError, match=f"{next(iter(limits))} must be a number above 0"):
         run_sitting(script, specs_of({"a": ["act=run", "ap=0"]}, [0]), folder=tmp_path / "out", **limits)
     assert not (tmp_path / "out").exists()
-
-
-@pytest.mark.parametrize("name", ["two words", "a=b,c", "x(1)[2]{3}", "it's", "100%", "ends in \\", "$HOME"])
-def test_a_run_gets_its_folder_whatever_the_path(name: str):
-    quoted = _quoted(f"/data/{name}")
-    [override] = OverridesParser.create().parse_overrides([f"output_dir={quoted}"])
-    assert override.value() == f"/data/{name}"
 
 
 def test_a_folder_is_held_by_a_comparison_and_by_runs_that_outlive_it(script: Path, tmp_path: Path):

@@ -1,0 +1,127 @@
+"""What is left of a run: against runs that are played to their end on a clock of their own."""
+
+from dataclasses import dataclass
+
+import pytest
+
+from detr.telemetry.loggers.time_left import TimeLeft
+
+STEP_S, LOG_EVERY = 2.0, 10
+
+
+@dataclass(frozen=True)
+class Run:
+    """A run to be played; seconds and minutes of training, steps."""
+
+    num_steps: int = 1000
+    evaluation_s: float = 45.0
+    eval_every: int | None = None
+    eval_every_minutes: float | None = None
+    max_minutes: float | None = None
+    first_step: int = 0
+
+
+RUNS = {
+    "steps alone": Run(),
+    "epochs": Run(eval_every=130),
+    "epochs of less than a log": Run(num_steps=200, eval_every=7, evaluation_s=5.0),
+    "minutes": Run(num_steps=1_000_000, max_minutes=20),
+    "minutes, epochs": Run(num_steps=1_000_000, max_minutes=20, eval_every=130),
+    "minutes, evaluations by the minute": Run(num_steps=1_000_000, max_minutes=20, eval_every_minutes=3),
+    "more minutes than steps": Run(max_minutes=500, eval_every_minutes=3),
+    "long evaluations": Run(num_steps=1_000_000, max_minutes=20, eval_every_minutes=3, evaluation_s=400.0),
+    "resumed between evaluations": Run(first_step=585, eval_every=130),
+    "resumed, minutes": Run(num_steps=1_000_000, first_step=200, max_minutes=20, eval_every_minutes=3),
+}
+
+
+@dataclass(frozen=True)
+class Said:
+    """What is known at a log of a played run; `now_s` is the wall clock."""
+
+    now_s: float
+    seconds: float | None
+    training_s: float | None
+    knows_evaluations: bool
+    last_step: int | None
+    num_evaluations: int
+
+
+def play(run: Run, monkeypatch: pytest.MonkeyPatch) -> tuple[list[Said], float, int]:
+    """What is said at each log, and the wall clock and the step of the end."""
+    now_s, trained_s = 500.0, STEP_S * run.first_step
+    monkeypatch.setattr("time.monotonic", lambda: now_s)
+    left = TimeLeft(run.num_steps, first_step=run.first_step, first_minutes=trained_s / 60, max_minutes=run.max_minutes)
+    logs: list[Said] = []
+
+    def log(step: int, *, is_evaluation: bool) -> None:
+        left.log(step, minutes=trained_s / 60, is_evaluation=is_evaluation)
+        num_evaluations = (logs[-1].num_evaluations if logs else 0) + is_evaluation
+        logs.append(Said(now_s, left.seconds, left.training_s, left.knows_evaluations, left.last_step, num_evaluations))
+
+    for step in range(run.first_step + 1, run.num_steps + 1):
+        now_s += STEP_S
+        trained_s += STEP_S
+        is_over = step == run.num_steps
+        is_due = run.eval_every is not None and step % run.eval_every == 0
+        if step % LOG_EVERY == 0:
+            log(step, is_evaluation=False)
+            is_over |= run.max_minutes is not None and trained_s >= 60 * run.max_minutes
+            if run.eval_every_minutes is not None:
+                is_due |= trained_s % (60 * run.eval_every_minutes) < STEP_S * LOG_EVERY
+        if is_due or is_over:
+            now_s += run.evaluation_s
+            log(step, is_evaluation=True)
+        if is_over:
+            return logs, now_s, step
+    raise AssertionError("the run did not end")
+
+
+@pytest.mark.parametrize("name", RUNS)
+def test_the_time_left_comes_true(name: str, monkeypatch: pytest.MonkeyPatch):
+    run = RUNS[name]
+    logs, end_s, end_step = play(run, monkeypatch)
+    # the run looks at its clock when it logs
+    slack_s = STEP_S * LOG_EVERY + 1e-6
+    for said in logs:
+        assert said.seconds is not None
+        assert said.training_s is not None
+        assert said.last_step is not None
+        assert abs(said.last_step - end_step) <= LOG_EVERY
+        assert said.knows_evaluations == (said.num_evaluations > 0)
+        left_s = end_s - said.now_s
+        if said.training_s == 0 or not said.knows_evaluations:
+            assert said.seconds == said.training_s
+            assert said.training_s <= left_s + slack_s
+        elif run.first_step == 0 or said.num_evaluations > 1:
+            # they do not come evenly, and the last comes out of turn
+            assert abs(said.seconds - left_s) <= 2 * run.evaluation_s + slack_s
+        else:
+            # one has shown how long it takes, and not how often
+            assert said.seconds == said.training_s + run.evaluation_s
+    assert logs[-1].seconds == 0
+    assert any(said.knows_evaluations for said in logs[:-1]) == bool(run.eval_every or run.eval_every_minutes)
+
+
+def test_an_evaluation_that_the_process_before_missed_says_nothing_of_their_share(monkeypatch: pytest.MonkeyPatch):
+    now_s = 0.0
+    monkeypatch.setattr("time.monotonic", lambda: now_s)
+    left = TimeLeft(1000, first_step=500, first_minutes=10.0)
+    now_s = 60.0
+    left.log(500, minutes=10.0, is_evaluation=True)
+    assert left.seconds is None
+    assert left.last_step == 1000
+    now_s = 70.0
+    left.log(510, minutes=10.0 + 10 / 60, is_evaluation=False)
+    # 490 steps, and the evaluation at their end
+    assert left.seconds == pytest.approx(490 + 60)
+
+
+def test_a_run_that_never_says_its_minutes_goes_by_the_wall_clock(monkeypatch: pytest.MonkeyPatch):
+    now_s = 0.0
+    monkeypatch.setattr("time.monotonic", lambda: now_s)
+    left = TimeLeft(100)
+    now_s = 10.0
+    left.log(10, minutes=None, is_evaluation=True)
+    assert left.seconds == pytest.approx(90)
+    assert left.knows_evaluations
