@@ -4,9 +4,10 @@ import difflib
 import logging
 import math
 import os
+import re
 import sys
 import zlib
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar, cast
 
@@ -32,6 +33,38 @@ CONFIG_DIR = Path(__file__).resolve().parents[1] / "configs"
 
 # mistakes of the user, whose text says what to do; anything else is ours and keeps its stack trace
 USER_ERRORS = (ValueError, OSError, ImportError, FloatingPointError, MemoryError, BackendUnavailable)
+
+
+# of Hydra's command line, which are the only ones with dashes
+_HYDRA_OPTIONS = frozenset(
+    [
+        "--help",
+        "-h",
+        "--hydra-help",
+        "--version",
+        "--cfg",
+        "-c",
+        "--resolve",
+        "--package",
+        "-p",
+        "--run",
+        "-r",
+        "--multirun",
+        "-m",
+        "--shell-completion",
+        "-sc",
+        "--config-path",
+        "-cp",
+        "--config-name",
+        "-cn",
+        "--config-dir",
+        "-cd",
+        "--experimental-rerun",
+        "--info",
+        "-i",
+    ]
+)
+_ABSENT = object()
 
 
 def hydra_tool(
@@ -67,6 +100,7 @@ def hydra_tool(
                 print(help_text(str(main.__globals__["__doc__"]), config_name, str(CONFIG_DIR)), end="")
                 return
             try:
+                require_keys(sys.argv[1:])
                 check_overrides(config_name, sys.argv[1:])
             except ValueError as error:
                 fail(str(error), error_code)
@@ -177,6 +211,23 @@ def fail(text: str, code: int = 1) -> None:
     raise SystemExit(code)
 
 
+def require_keys(arguments: Sequence[str]) -> None:
+    """Refuse options as other tools take them (`--epochs 3`); Hydra's own keep their dashes.
+
+    Raises:
+        ValueError: The first of them, with how it is written here.
+    """
+    for position, text in enumerate(arguments):
+        match = re.fullmatch(r"--?([A-Za-z][\w.-]*?)(?:=(.*))?", text)
+        if match is None or f"--{match[1]}" in _HYDRA_OPTIONS or text in _HYDRA_OPTIONS:
+            continue
+        value = match[2] or next((follow for follow in arguments[position + 1 :][:1] if "=" not in follow), "VALUE")
+        raise ValueError(
+            f"{text}: settings are written key=value without dashes, as in {match[1].replace('-', '_')}={value}; "
+            "--help lists the main ones"
+        )
+
+
 def check_overrides(config_name: str, arguments: Iterable[str]) -> None:
     """Refuse a key that does not exist, naming those that do; Hydra itself names none.
 
@@ -197,14 +248,45 @@ def check_overrides(config_name: str, arguments: Iterable[str]) -> None:
         # of all groups those that this tool has
         used = set(cfg.hydra.runtime.choices)
         groups = [group for group in loader.get_group_options("", results_filter=ObjectType.GROUP) if group in used]
+        absent = [
+            override.key_or_group
+            for override in overrides
+            if _names_a_key(override) and OmegaConf.select(cfg, override.key_or_group, default=_ABSENT) is _ABSENT
+        ]
+        for key in absent:
+            if key.startswith("data.") and "data" in used:
+                options = loader.get_group_options("data")
+                _require_choice(key, {option: compose(config_name, [f"data={option}"]).data for option in options})
     for override in overrides:
         if override not in choices and _names_a_key(override):
             default = _require_key(cfg, override.key_or_group, extra_names=groups)
             _require_type(override, default)
 
 
+def _require_choice(key: str, datasets: Mapping[str, DictConfig]) -> None:
+    """Refuse a key that the chosen data lacks and other data has, naming that."""
+    name = key.removeprefix("data.")
+    having = [
+        choice for choice, node in datasets.items() if OmegaConf.select(node, name, default=_ABSENT) is not _ABSENT
+    ]
+    if having:
+        raise ValueError(
+            f"unknown key {key}: the chosen data has no such key, {' and '.join(f'data={it}' for it in having)} "
+            f"{'has' if len(having) == 1 else 'have'} it; add data={'custom' if 'custom' in having else having[0]}"
+        )
+
+
 def _names_a_key(override: Override) -> bool:
     return not (override.is_add() or override.is_force_add() or override.key_or_group.startswith("hydra"))
+
+
+def _keys_ending_in(cfg: DictConfig, name: str) -> list[str]:
+    """The keys of groups with a given last name, as epochs is that of schedule.epochs."""
+    return [
+        f"{group}.{name}"
+        for group, node in cfg.items_ex(resolve=False)
+        if isinstance(node, DictConfig) and group != "hydra" and name in node
+    ]
 
 
 def _require_type(override: Override, default: Any) -> None:
@@ -239,7 +321,9 @@ def _require_key(cfg: DictConfig, key: str, *, extra_names: list[str]) -> Any:
             prefix = ".".join(path) + "." if path else ""
             names = sorted({prefix + name for name in names if not name.startswith("_")})
             close = difflib.get_close_matches(prefix + part, names, n=1)
-            hint = f"did you mean {close[0]}? " if close else ""
+            if not path and key == part:
+                close = _keys_ending_in(cfg, part) or close
+            hint = f"did you mean {' or '.join(close)}? " if close else ""
             raise ValueError(f"unknown key {prefix}{part}; {hint}Valid names: {', '.join(names)}")
         path.append(part)
         node = None if OmegaConf.is_missing(node, part) else node[part]
