@@ -37,33 +37,12 @@ USER_ERRORS = (ValueError, OSError, ImportError, FloatingPointError, MemoryError
 
 # of Hydra's command line, which are the only ones with dashes
 _HYDRA_OPTIONS = frozenset(
-    [
-        "--help",
-        "-h",
-        "--hydra-help",
-        "--version",
-        "--cfg",
-        "-c",
-        "--resolve",
-        "--package",
-        "-p",
-        "--run",
-        "-r",
-        "--multirun",
-        "-m",
-        "--shell-completion",
-        "-sc",
-        "--config-path",
-        "-cp",
-        "--config-name",
-        "-cn",
-        "--config-dir",
-        "-cd",
-        "--experimental-rerun",
-        "--info",
-        "-i",
-    ]
-)
+    f"--{name}"
+    for name in (
+        *("help", "hydra-help", "version", "cfg", "resolve", "package", "run", "multirun", "shell-completion"),
+        *("config-path", "config-name", "config-dir", "experimental-rerun", "info"),
+    )
+) | {"-h", "-c", "-p", "-r", "-m", "-sc", "-cp", "-cn", "-cd", "-i"}
 _ABSENT = object()
 
 
