@@ -38,6 +38,7 @@ class Backbone(nn.Module):
     Raises:
         ValueError: An unknown model name, feature level or child module, or a weight file that does not fit.
         FileNotFoundError: `pretrained` is a path without a file.
+        OSError: The weights cannot be downloaded.
     """
 
     pixel_mean: Tensor
@@ -77,6 +78,11 @@ class Backbone(nn.Module):
             )
         except (AssertionError, IndexError) as error:
             raise ValueError(_unknown_levels(name, out_indices, arguments)) from error
+        except OSError as error:
+            raise OSError(
+                f"backbone.pretrained=true: timm cannot get the weights of {name} ({error}). Give the path of a file "
+                "that you downloaded elsewhere, backbone.pretrained=FILE, or false for random weights"
+            ) from error
         self.channels: tuple[int, ...] = tuple(net.feature_info.channels())
         self.strides: tuple[int, ...] = tuple(net.feature_info.reduction())
         self._channels_last = str(getattr(net, "output_fmt", "NCHW")).endswith("NHWC")
@@ -113,9 +119,9 @@ class Backbone(nn.Module):
             h, w = pixels.shape[-2:]
             raise ValueError(
                 f"the backbone cannot take batches of {h} x {w} pixels (h x w): {error} Let it take other sizes "
-                "(backbone.timm_args={dynamic_img_size: true} for a ViT, {strict_img_size: false} for Swin) with "
-                "data.pad_to= a multiple of its patch size, or give every image one size: transforms=fixed "
-                "transforms.eval.size=[H,W]"
+                "(+backbone.timm_args.dynamic_img_size=true for a ViT, +backbone.timm_args.strict_img_size=false for "
+                "Swin) with data.pad_to= a multiple of its patch size, or give every image one size: "
+                "transforms=fixed transforms.eval.size=[H,W]"
             ) from error
         if self._channels_last:
             features = [feature.permute(0, 3, 1, 2) for feature in features]

@@ -123,6 +123,19 @@ class TestBadInput:
         batch = ImageBatch.from_images([torch.zeros(3, 60, 100, dtype=torch.uint8)])
         with pytest.raises(ValueError, match=r"60 x 100 pixels \(h x w\): .*dynamic_img_size.*data.pad_to.*fixed"):
             Backbone(name, freeze_norm=False)(batch.pixels, batch.padding_mask)
+        taught = Backbone(name, freeze_norm=False, timm_args={"dynamic_img_size": True})
+        batch = ImageBatch.from_images([torch.zeros(3, 60, 100, dtype=torch.uint8)], pad_to=16)
+        assert {feature.shape[2:] for feature in taught(batch.pixels, batch.padding_mask)} == {(4, 7)}
+
+    def test_weights_that_cannot_be_downloaded(self, monkeypatch):
+        def unreachable(*_, **__):
+            raise ConnectionError("Name or service not known")
+
+        monkeypatch.setattr("timm.create_model", unreachable)
+        with pytest.raises(
+            OSError, match=r"pretrained=true: .* weights of resnet18 \(Name .* backbone.pretrained=FILE"
+        ):
+            Backbone("resnet18", pretrained=True)
 
     def test_unknown_child(self):
         with pytest.raises(ValueError, match=r"'layer9', which this backbone does not have; it has: conv1, bn1"):
