@@ -39,7 +39,8 @@ from detr.distributed import is_main
 from detr.engine.run_folder import open_result_folder, write_config
 from detr.telemetry.loggers import CompositeLogger
 from tools.benchmark_row import measure_row
-from tools.launcher import check_rows, hydra_tool, resolved
+from tools.launcher import hydra_tool, resolved
+from tools.override_checks import check_rows
 
 # keys of the run of all rows, which its rows do not get
 _OWN_KEYS = ("benchmark", "output_dir", "name", "only", "extra_rows", "time_limit_s", "row_timeout_s", "logger")

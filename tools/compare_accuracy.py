@@ -28,7 +28,8 @@ from detr.benchmark.accuracy.report import accuracy_report, write_accuracy_csv
 from detr.benchmark.accuracy.row import AccuracyRow, read_accuracy_rows
 from detr.benchmark.accuracy.run_curves import plot_runs, read_row_curves
 from detr.benchmark.accuracy.runs import gpus_to_share, latest_rows, plan_runs, run_sitting
-from tools.launcher import check_rows, hydra_tool, require_lists
+from tools.launcher import hydra_tool, require_lists
+from tools.override_checks import check_rows
 
 
 @hydra_tool("compare_accuracy")

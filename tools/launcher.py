@@ -1,23 +1,14 @@
 """What every tool shares: Hydra from any working directory, and errors a user can act on."""
 
-import difflib
 import logging
-import math
 import os
 import sys
 import zlib
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
-from pathlib import Path
+from collections.abc import Callable, Mapping
 from typing import Any, TypeVar, cast
 
 import hydra
-from hydra import compose, initialize_config_dir
-from hydra.core.global_hydra import GlobalHydra
-from hydra.core.object_type import ObjectType
-from hydra.core.override_parser.overrides_parser import OverridesParser
-from hydra.core.override_parser.types import Override
-from hydra.errors import HydraException, InstantiationException
+from hydra.errors import InstantiationException
 from omegaconf import DictConfig, ListConfig, OmegaConf
 
 from detr.distributed import DistributedContext, broadcast_object, cleanup, init_distributed, is_main
@@ -26,10 +17,9 @@ from detr.engine.random_state import seed_everything
 from detr.telemetry.environment import collect_environment, format_environment
 from ops import BackendUnavailable
 from tools.help_text import help_text
+from tools.override_checks import CONFIG_DIR, check_overrides, require_keys
 
 T = TypeVar("T")
-
-CONFIG_DIR = Path(__file__).resolve().parents[1] / "configs"
 
 # mistakes of the user, whose text says what to do; anything else is ours and keeps its stack trace
 USER_ERRORS = (ValueError, OSError, ImportError, FloatingPointError, MemoryError, BackendUnavailable)
@@ -68,6 +58,7 @@ def hydra_tool(
                 print(help_text(str(main.__globals__["__doc__"]), config_name, str(CONFIG_DIR)), end="")
                 return
             try:
+                require_keys(sys.argv[1:])
                 check_overrides(config_name, sys.argv[1:])
             except ValueError as error:
                 fail(str(error), error_code)
@@ -176,106 +167,3 @@ def fail(text: str, code: int = 1) -> None:
     """Print an error and leave with an exit code."""
     print(f"error: {text}\n(HYDRA_FULL_ERROR=1 shows the stack trace)", file=sys.stderr, flush=True)
     raise SystemExit(code)
-
-
-def check_overrides(config_name: str, arguments: Iterable[str]) -> None:
-    """Refuse a key that does not exist, naming those that do; Hydra itself names none.
-
-    Raises:
-        ValueError: The first unknown key.
-    """
-    texts = [text for text in arguments if not text.startswith("-")]
-    with _composing():
-        try:
-            overrides = OverridesParser.create().parse_overrides(texts)
-            loader = GlobalHydra.instance().config_loader()
-            choices = [override for override in overrides if loader.get_group_options(override.key_or_group)]
-            chosen = [str(choice.input_line) for choice in choices if not choice.is_sweep_override()]
-            cfg = compose(config_name, chosen, return_hydra_config=True)
-        except HydraException:
-            # a syntax error or an unknown option of a group, which Hydra explains well when it runs
-            return
-        # of all groups those that this tool has
-        used = set(cfg.hydra.runtime.choices)
-        groups = [group for group in loader.get_group_options("", results_filter=ObjectType.GROUP) if group in used]
-    for override in overrides:
-        if override not in choices and _names_a_key(override):
-            default = _require_key(cfg, override.key_or_group, extra_names=groups)
-            _require_type(override, default)
-
-
-def check_rows(config_name: str, rows: Mapping[str, Iterable[str]]) -> None:
-    """Refuse overrides with which a tool would end at its start, before the first of many runs of it.
-
-    Args:
-        config_name: Of the tool that runs the rows.
-        rows: Overrides by name.
-
-    Raises:
-        ValueError: The first row whose overrides have an unknown key, or do not compose; with what the tool would say.
-    """
-    for name, overrides in rows.items():
-        texts = list(overrides)
-        try:
-            check_overrides(config_name, texts)
-            with _composing():
-                compose(config_name, [text for text in texts if not text.startswith("-")])
-        except (ValueError, HydraException) as error:
-            raise ValueError(f"row {name} of {config_name} would fail: {error}") from error
-
-
-@contextmanager
-def _composing() -> Iterator[None]:
-    """Hydra for `compose`, also within a main, which gets its own back."""
-    of_main = GlobalHydra.instance().hydra
-    GlobalHydra.instance().clear()
-    try:
-        with initialize_config_dir(str(CONFIG_DIR), version_base="1.3"):
-            yield
-    finally:
-        GlobalHydra.instance().clear()
-        if of_main is not None:
-            GlobalHydra.instance().initialize(of_main)
-
-
-def _names_a_key(override: Override) -> bool:
-    return not (override.is_add() or override.is_force_add() or override.key_or_group.startswith("hydra"))
-
-
-def _require_type(override: Override, default: Any) -> None:
-    """Refuse what is no switch, whole number or number where the configuration has one."""
-    key, given = override.key_or_group, override.value()
-    if isinstance(given, str) and given.startswith("${"):
-        return
-    if isinstance(default, bool):
-        # a path is a third choice for weights
-        if key != "backbone.pretrained" and isinstance(given, str | int | float) and not isinstance(given, bool):
-            raise ValueError(f"{key} is true or false, as in {str(default).lower()}; got {given}")
-    elif isinstance(default, int):
-        if isinstance(given, str | bool | float):
-            raise ValueError(f"{key} is a whole number, as in {default}; got {given}")
-    elif isinstance(default, float) and (
-        isinstance(given, str | bool) or (isinstance(given, float) and not math.isfinite(given))
-    ):
-        raise ValueError(f"{key} is a number, as in {default}; got {given}")
-
-
-def _require_key(cfg: DictConfig, key: str, *, extra_names: list[str]) -> Any:
-    """The default of a key that exists."""
-    node: Any = cfg
-    path: list[str] = []
-    for part in key.split("."):
-        if not isinstance(node, DictConfig):
-            if node is None or isinstance(node, str | int | float | bool):
-                raise ValueError(f"unknown key {key}: {'.'.join(path)} is a value ({node}), not a group of keys")
-            return None
-        if part not in node:
-            names = [str(name) for name in node] + ([] if path else extra_names)
-            prefix = ".".join(path) + "." if path else ""
-            names = sorted({prefix + name for name in names if not name.startswith("_")})
-            close = difflib.get_close_matches(prefix + part, names, n=1)
-            hint = f"did you mean {close[0]}? " if close else ""
-            raise ValueError(f"unknown key {prefix}{part}; {hint}Valid names: {', '.join(names)}")
-        path.append(part)
-        node = None if OmegaConf.is_missing(node, part) else node[part]
-    return node

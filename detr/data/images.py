@@ -57,6 +57,33 @@ def read_image(path: str | Path, *, apply_exif: bool = True) -> Tensor:
     return torch.from_numpy(pixels).permute(2, 0, 1)  # (h, w, 3) -> (3, h, w)
 
 
+def image_to_tensor(image: Image.Image | np.ndarray, *, apply_exif: bool = True) -> Tensor:
+    """An image in memory as RGB, like `read_image` of its file.
+
+    Args:
+        image: A Pillow image of any mode, or (h, w, 3) uint8 RGB.
+        apply_exif: Turn a Pillow image as its EXIF orientation says; arrays have none.
+
+    Returns:
+        (3, h, w) uint8 in [0, 255], not necessarily contiguous.
+
+    Raises:
+        ValueError: The array is no such image, or the samples of a Pillow image have no known range.
+    """
+    if isinstance(image, np.ndarray):
+        if image.dtype != np.uint8 or image.ndim != 3 or image.shape[2] != 3:
+            raise ValueError(
+                f"an array must be an image (h, w, 3) of uint8 in RGB; got {image.dtype} of shape {image.shape}. "
+                "Convert it, as with PIL.Image.fromarray(array).convert('RGB'); OpenCV's BGR becomes RGB with "
+                "array[..., ::-1]"
+            )
+        # PyTorch takes no negative strides, as a flip of the channels leaves them
+        pixels = np.array(image)
+    else:
+        pixels = _rgb_array(ImageOps.exif_transpose(image) if apply_exif else image, image.format)
+    return torch.from_numpy(pixels).permute(2, 0, 1)  # (h, w, 3) -> (3, h, w)
+
+
 def read_image_size(path: str | Path, *, apply_exif: bool = True) -> tuple[int, int]:
     """(h, w) in pixels of an image file from its header, without decoding it.
 

@@ -1,6 +1,6 @@
 """Where a dataset keeps its annotations and images."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -29,7 +29,7 @@ class SplitSource:
         annotations: "coco": the JSON file; "yolo": the folder of text files; "voc": the folder of XML files.
         images: The folder that the images' file names are relative to.
         names: "yolo": the file with the class names.
-        listing: "voc": the text file that lists the images of the split; None: all in the folder.
+        listing: "voc", "yolo": the text file that lists the images of the split; None: all in the folder.
     """
 
     format: Format
@@ -161,12 +161,17 @@ def _yolo_sources(split: Split, root: Path) -> Iterator[SplitSource]:
     names = next((root / name for name in NAMES_FILES if (root / name).is_file()), None)
     if names is None:
         return
+    named = _yaml_value(split, names)
+    if named is not None and named.suffix == ".txt":
+        # what the list leaves out is no part of the split, whatever folders there are
+        yield SplitSource("yolo", root, root, names=names, listing=_yaml_listing(split, names, named))
+        return
     pairs = []
     for name in _FOLDERS[split]:
         pairs.append((root / "images" / name, root / "labels" / name))
         pairs.append((root / name / "images", root / name / "labels"))
         pairs.append((root / name, root / name))
-    folder = _yaml_folder(split, names)
+    folder = None if named is None else _beside(names, named, Path.is_dir)
     if folder is not None and "images" in folder.parts:
         parts = list(folder.parts)
         parts[len(parts) - 1 - parts[::-1].index("images")] = "labels"
@@ -178,8 +183,8 @@ def _yolo_sources(split: Split, root: Path) -> Iterator[SplitSource]:
             yield SplitSource("yolo", labels, images, names=names)
 
 
-def _yaml_folder(split: Split, names: Path) -> Path | None:
-    """The image folder that a YOLO YAML file names for a split, where it exists beside the file."""
+def _yaml_value(split: Split, names: Path) -> Path | None:
+    """What a YOLO YAML file names for a split: a folder of images, or a text file that lists them."""
     if names.suffix not in (".yaml", ".yml"):
         return None
     try:
@@ -187,11 +192,31 @@ def _yaml_folder(split: Split, names: Path) -> Path | None:
     except yaml.YAMLError:
         return None  # named when the names are read
     value = content.get(split) if isinstance(content, dict) else None
-    if not isinstance(value, str):
-        return None
+    if isinstance(value, list) and len(value) == 1:
+        value = value[0]
+    if isinstance(value, list) and value:
+        raise ValueError(
+            f"{names} names {len(value)} places for the {split} split ({', '.join(map(str, value))}), of which only "
+            f"one can be read. Name one folder, or a text file that lists the images of all ({split}: {split}.txt)"
+        )
+    return Path(value) if isinstance(value, str) and value else None
+
+
+def _yaml_listing(split: Split, names: Path, named: Path) -> Path:
+    listing = _beside(names, named, Path.is_file)
+    if listing is None:
+        raise FileNotFoundError(
+            f"{names} says that {named} lists the images of the {split} split, but there is no such file beside it. "
+            f"Put it there, or name the folder of the images instead ({split}: images/{split})"
+        )
+    return listing
+
+
+def _beside(names: Path, named: Path, exists: Callable[[Path], bool]) -> Path | None:
+    """The path that a YAML file names, as it is or beside the file."""
     # Roboflow writes ../train/images for a folder beside the file
-    parts = [part for part in Path(value).parts if part not in ("..", ".")]
-    return next((path for path in (Path(value), names.parent.joinpath(*parts)) if path.is_dir()), None)
+    parts = [part for part in named.parts if part not in ("..", ".", named.anchor)]
+    return next((path for path in (named, names.parent.joinpath(*parts)) if exists(path)), None)
 
 
 def _voc_sources(split: Split, root: Path) -> Iterator[SplitSource]:

@@ -53,7 +53,7 @@ def read_source(
     if source.format == "yolo":
         assert source.names is not None
         names = read_class_names(source.names)
-        return read_yolo(names, source.images, source.annotations, apply_exif=apply_exif)
+        return read_yolo(names, source.images, source.annotations, apply_exif=apply_exif, listing=source.listing)
     files = _voc_files(source)
     others = [] if other is None else _voc_files(other)
     return read_voc(voc_class_names([*files, *others]), files, source.images)

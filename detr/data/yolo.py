@@ -37,7 +37,7 @@ def read_class_names(path: Path) -> list[str]:
 
 
 def read_yolo(
-    names: Sequence[str], images: Path, labels: Path, *, apply_exif: bool
+    names: Sequence[str], images: Path, labels: Path, *, apply_exif: bool, listing: Path | None = None
 ) -> tuple[dict[str, Any], list[Fault]]:
     """Images and boxes of a split as a COCO dict, and the label files that belong to no image.
 
@@ -49,21 +49,29 @@ def read_yolo(
         images: The folder of images, subfolders included.
         labels: The folder of text files with the same names; may be the same folder.
         apply_exif: Whether the boxes are in shares of the image turned as its EXIF orientation says.
+        listing: A text file that names the images of the split, one a line; their label files then lie beside them,
+            or in `labels` instead of `images` where a folder of that name is above them. None: all in `images`.
+
+    Raises:
+        ValueError: The listing names no image.
     """
-    files = sorted(path for path in images.rglob("*") if path.suffix.lower() in IMAGE_SUFFIXES)
+    if listing is None:
+        files = sorted(path for path in images.rglob("*") if path.suffix.lower() in IMAGE_SUFFIXES)
+    else:
+        files = _listed_files(listing, images)
     records: list[dict[str, Any]] = []
     annotations: list[dict[str, Any]] = []
     with_image = set()
     for image_id, file in enumerate(files, 1):
         relative = file.relative_to(images)
-        label_file = (labels / relative).with_suffix(".txt")
+        label_file = (labels / (relative if listing is None else _label_of_listed(relative))).with_suffix(".txt")
         with_image.add(label_file)
         record: dict[str, Any] = {"id": image_id, "file_name": relative.as_posix()}
         h = w = 0
         try:
             h, w = read_image_size(file, apply_exif=apply_exif)
             record |= {"height": h, "width": w}
-        except ValueError:
+        except (ValueError, FileNotFoundError):
             pass  # the dataset names the unreadable image, and then no box of it counts
         records.append(record)
         if label_file.is_file():
@@ -71,11 +79,37 @@ def read_yolo(
                 annotations.append({"id": len(annotations) + 1, "image_id": image_id, **row})
     faults = [
         Fault("label_without_image", "fault", str(file), "there is no image of this name", "dropped")
-        for file in sorted(labels.rglob("*.txt"))
+        for file in sorted(labels.rglob("*.txt") if listing is None else ())
         if file not in with_image and file.name not in (*NAMES_FILES, "train.txt", "val.txt", "test.txt")
     ]
     categories = [{"id": number, "name": name} for number, name in enumerate(names)]
     return {"info": {}, "licenses": [], "images": records, "categories": categories, "annotations": annotations}, faults
+
+
+def _listed_files(listing: Path, root: Path) -> list[Path]:
+    """The images that a text file lists, below `root`; those that are missing keep their place.
+
+    Lists are written for the folder that the training was started in, so what leads to `root` is left out.
+    """
+    files = []
+    for line in listing.read_text(encoding="utf-8-sig").splitlines():
+        named = Path(line.strip())
+        parts = [part for part in named.parts if part not in ("..", ".", named.anchor)]
+        if parts:
+            tails = [root.joinpath(*parts[start:]) for start in range(len(parts))]
+            files.append(next((path for path in tails if path.is_file()), tails[0]))
+    if not files:
+        raise ValueError(f"{listing} lists no images; write the path of an image in each line")
+    return list(dict.fromkeys(files))
+
+
+def _label_of_listed(image: Path) -> Path:
+    """Where the label file of a listed image is, but for its suffix."""
+    parts = list(image.parts)
+    if "images" not in parts[:-1]:
+        return image
+    parts[len(parts) - 2 - parts[-2::-1].index("images")] = "labels"
+    return Path(*parts)
 
 
 def _label_rows(file: Path, *, h: int, w: int) -> list[dict[str, Any]]:

@@ -127,11 +127,7 @@ def load_weights(model: nn.Module, weights: dict[str, Tensor], *, reset_head: Re
         shown = "\n".join(f"  {line}" for line in problems[:20])
         more = f"\n  and {len(problems) - 20} more" if len(problems) > 20 else ""
         heads_only = all(line.startswith(CLASS_HEAD_PREFIX) for line in problems)
-        advice = (
-            "Use reset_head=auto to start the class head anew"
-            if heads_only
-            else "Use the model and backbone that the weights were trained with"
-        )
+        advice = "Use reset_head=auto to start the class head anew" if heads_only else _advice(own, weights)
         raise ValueError(
             f"{source} does not fit this model ({len(problems)} of {len(own)} tensors):\n{shown}{more}\n{advice}"
         )
@@ -140,6 +136,17 @@ def load_weights(model: nn.Module, weights: dict[str, Tensor], *, reset_head: Re
             if name not in reset:
                 own[name].copy_(tensor)
     return [f"{name}: {tuple(weights[name].shape)} -> {tuple(own[name].shape)}" for name in reset]
+
+
+def _advice(own: dict[str, Tensor], weights: dict[str, Tensor]) -> str:
+    """What to set, where one key alone explains it."""
+    queries = "queries.query_embed.weight"
+    differing = [name for name in {*own, *weights} if name not in own or name not in weights]
+    differing += [name for name in own if name in weights and own[name].shape != weights[name].shape]
+    only_queries = {name for name in differing if not name.startswith(CLASS_HEAD_PREFIX)} == {queries}
+    if only_queries and queries in own and queries in weights and own[queries].shape[1] == weights[queries].shape[1]:
+        return f"Set model.num_queries={weights[queries].shape[0]}, as the weights have"
+    return "Use the model and backbone that the weights were trained with"
 
 
 def _differences(own: dict[str, Tensor], weights: dict[str, Tensor], reset: set[str]) -> list[str]:

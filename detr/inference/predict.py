@@ -47,7 +47,7 @@ def class_labels(names: Sequence[str], wanted: Sequence[str]) -> list[int]:
             close = difflib.get_close_matches(name, [each for each in names if each], n=1)
             hint = f"did you mean {close[0]}? " if close else ""
             known = ", ".join(each for each in names if each)
-            raise ValueError(f"there is no class {name!r}; {hint}The model knows {known}")
+            raise ValueError(f"there is no class {name!r}; {hint}the model knows {known}")
     return [names.index(name) for name in wanted]
 
 

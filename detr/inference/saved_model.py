@@ -5,10 +5,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
+from PIL.Image import Image
 from torch import Tensor, nn
 
 from detr.data import EvalTransform, read_image
+from detr.data.images import image_to_tensor
 from detr.engine.checkpoint import Checkpoint, load_checkpoint
 from detr.engine.evaluate import detect
 from detr.engine.precision import Precision
@@ -77,7 +80,7 @@ class Predictor:
 
     Raises:
         FileNotFoundError: There is no such file.
-        ValueError: It is no checkpoint.
+        ValueError: It is no checkpoint, or there is no such device.
 
     Example:
         >>> predictor = Predictor("outputs/NAME/best.pt")  # doctest: +SKIP
@@ -88,6 +91,8 @@ class Predictor:
     def __init__(self, checkpoint: str | Path, *, device: str | None = None) -> None:
         loaded = load_checkpoint(checkpoint)
         self.device = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
+        if self.device.type == "cuda" and not torch.cuda.is_available():
+            raise ValueError(f"device={device} needs a GPU, and PyTorch sees none. Leave device out, or give 'cpu'")
         self.class_table = loaded.class_table
         self.preprocessing = loaded.preprocessing
         self.model = build_saved_detector(loaded, source=str(checkpoint), device=self.device)
@@ -95,7 +100,7 @@ class Predictor:
 
     def __call__(
         self,
-        image: str | Path | Tensor,
+        image: str | Path | Image | np.ndarray | Tensor,
         *,
         threshold: float = 0.3,
         classes: Sequence[str] | None = None,
@@ -104,7 +109,7 @@ class Predictor:
         """What is on an image, best first.
 
         Args:
-            image: A file, or (3, h, w) uint8 RGB.
+            image: A file, a Pillow image, an array (h, w, 3) of uint8 in RGB, or a tensor (3, h, w) likewise.
             threshold: Least score.
             classes: Names to look for; None for all.
             max_size: Longer side in pixels that the image is made smaller to where the training set no limit; None:
@@ -112,13 +117,13 @@ class Predictor:
 
         Raises:
             FileNotFoundError: There is no such file.
-            ValueError: The file is no image, or there is no such class.
+            ValueError: The file, array or tensor is no image, or there is no such class.
+            TypeError: `image` is none of these, as a list of images.
         """
         wanted = None if classes is None else set(class_labels(self.class_table.names, classes))
-        pixels = image
-        if not isinstance(pixels, Tensor):
-            pixels = read_image(pixels, apply_exif=self.preprocessing["apply_exif"])
-        batch = detection_batch([pixels], self._resize, pad_to=self.preprocessing["pad_to"], max_size=max_size)
+        batch = detection_batch(
+            [self._pixels(image)], self._resize, pad_to=self.preprocessing["pad_to"], max_size=max_size
+        )
         [detections] = detect(self.model, batch, PostProcess(300), precision=Precision("fp32"), device=self.device)
         found = []
         for score, label, box in zip(
@@ -129,3 +134,22 @@ class Predictor:
                 x0, y0, x1, y1 = box
                 found.append(Found(name, self.class_table.category_ids[label], score, (x0, y0, x1, y1)))
         return found
+
+    def _pixels(self, image: str | Path | Image | np.ndarray | Tensor) -> Tensor:
+        """(3, h, w) uint8 of any image that a call takes."""
+        apply_exif = self.preprocessing["apply_exif"]
+        if isinstance(image, Tensor):
+            if image.dtype != torch.uint8 or image.ndim != 3 or image.shape[0] != 3:
+                raise ValueError(
+                    f"a tensor must be an image (3, h, w) of uint8 in RGB; got {image.dtype} of shape "
+                    f"{tuple(image.shape)}. Values in [0, 1] become it with (image * 255).round().to(torch.uint8)"
+                )
+            return image
+        if isinstance(image, Image | np.ndarray):
+            return image_to_tensor(image, apply_exif=apply_exif)
+        if isinstance(image, str | Path):
+            return read_image(image, apply_exif=apply_exif)
+        raise TypeError(
+            f"image must be a file name, a Pillow image, an array or a tensor; got {type(image).__name__}. Several "
+            "images are as many calls, or tools/predict.py"
+        )

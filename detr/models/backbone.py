@@ -1,5 +1,6 @@
 """Any timm backbone as a feature pyramid. Normalises the pixels, since mean and std belong to the weights."""
 
+import difflib
 import logging
 import re
 from collections.abc import Mapping, Sequence
@@ -35,8 +36,9 @@ class Backbone(nn.Module):
         timm_args: Further arguments of this timm model, e.g. {strict_img_size: false} for Swin.
 
     Raises:
-        ValueError: An unknown model name or child module, or a weight file that does not fit.
+        ValueError: An unknown model name, feature level or child module, or a weight file that does not fit.
         FileNotFoundError: `pretrained` is a path without a file.
+        OSError: The weights cannot be downloaded.
     """
 
     pixel_mean: Tensor
@@ -57,19 +59,30 @@ class Backbone(nn.Module):
     ) -> None:
         super().__init__()
         if not timm.is_model(name):
-            close = timm.list_models(f"*{name.split('_')[0]}*")[:8]
-            raise ValueError(f"backbone.name={name!r} is not a timm model; similar names: {', '.join(close)}")
+            raise ValueError(
+                f"backbone.name={name!r} is not a timm model; similar names: {', '.join(_similar_names(name))}. "
+                "timm.list_models() has all of them"
+            )
         arguments = dict(timm_args or {})
         if output_stride is not None:
             arguments["output_stride"] = output_stride
         # timm types what it returns as a plain module
-        net: Any = timm.create_model(
-            name,
-            pretrained=pretrained is True,
-            features_only=True,
-            out_indices=tuple(out_indices),
-            **arguments,
-        )
+        net: Any
+        try:
+            net = timm.create_model(
+                name,
+                pretrained=pretrained is True,
+                features_only=True,
+                out_indices=tuple(out_indices),
+                **arguments,
+            )
+        except (AssertionError, IndexError) as error:
+            raise ValueError(_unknown_levels(name, out_indices, arguments)) from error
+        except OSError as error:
+            raise OSError(
+                f"backbone.pretrained=true: timm cannot get the weights of {name} ({error}). Give the path of a file "
+                "that you downloaded elsewhere, backbone.pretrained=FILE, or false for random weights"
+            ) from error
         self.channels: tuple[int, ...] = tuple(net.feature_info.channels())
         self.strides: tuple[int, ...] = tuple(net.feature_info.reduction())
         self._channels_last = str(getattr(net, "output_fmt", "NCHW")).endswith("NHWC")
@@ -99,14 +112,49 @@ class Backbone(nn.Module):
         pixels = (pixels - self.pixel_mean) / self.pixel_std
         # padding is zero after normalisation, as DETR pads normalised images; in place, which keeps the layout
         pixels.masked_fill_(padding_mask[:, None], 0)
-        features = self.net(pixels)
+        try:
+            features = self.net(pixels)
+        except AssertionError as error:
+            # how timm refuses an image size
+            h, w = pixels.shape[-2:]
+            raise ValueError(
+                f"the backbone cannot take batches of {h} x {w} pixels (h x w): {error} Let it take other sizes "
+                "(+backbone.timm_args.dynamic_img_size=true for a ViT, +backbone.timm_args.strict_img_size=false for "
+                "Swin) with data.pad_to= a multiple of its patch size, or give every image one size: "
+                "transforms=fixed transforms.eval.size=[H,W]"
+            ) from error
         if self._channels_last:
             features = [feature.permute(0, 3, 1, 2) for feature in features]
         return tuple(features)
 
 
+def _similar_names(name: str) -> list[str]:
+    """Names of timm that begin or look like a mistaken one; never none."""
+    family = name.rpartition("/")[2].split("_")[0].split(".")[0]
+    names = timm.list_models()
+    close = timm.list_models(f"*{family}*")[:8] if family else []
+    return close or difflib.get_close_matches(name.lower(), names, n=8, cutoff=0.4) or ["resnet50", "convnext_tiny"]
+
+
+def _unknown_levels(name: str, out_indices: Sequence[int], arguments: Mapping[str, Any]) -> str:
+    """What is wrong with feature levels that timm refuses, with those that the model has."""
+    info: Any = timm.create_model(name, features_only=True, **arguments).feature_info
+    levels = ", ".join(
+        f"{index} (stride {stride})" for index, stride in zip(info.out_indices, info.reduction(), strict=True)
+    )
+    return (
+        f"backbone.out_indices={list(out_indices)} names levels that {name} does not have; it has {levels}. "
+        f"Set backbone.out_indices={str(list(info.out_indices[-3:])).replace(' ', '')}"
+    )
+
+
 def _freeze_children(net: nn.Module, names: Sequence[str]) -> None:
     children = dict(net.named_children())
+    if isinstance(names, str | bool) or not isinstance(names, Sequence):
+        raise ValueError(
+            f"backbone.freeze is a list of parts of the backbone; got {names!r}. All of them are "
+            f"'backbone.freeze=[{','.join(children)}]', none is []"
+        )
     for name in names:
         if name not in children:
             raise ValueError(

@@ -17,7 +17,7 @@ from detr.engine.schedule import Cosine, StepDecay
 from detr.engine.settings import TrainerSettings
 from detr.losses import SetCriterion
 from detr.models import DeformableDETR
-from tools.launcher import CONFIG_DIR, check_overrides
+from tools.override_checks import CONFIG_DIR, check_overrides, require_keys
 
 EXPERIMENTS = sorted(path.stem for path in (CONFIG_DIR / "experiment").glob("*.yaml"))
 REQUIRED = {
@@ -157,7 +157,8 @@ def test_the_schedules_of_the_paper(choice: str):
     [
         ("trainer.eval_evry=1", ["did you mean trainer.eval_every?", "trainer.accumulate", "trainer.clip"]),
         ("schedul.epochs=1", ["unknown key schedul", "did you mean schedule?", "experiment"]),
-        ("data.train.annotations=x", ["unknown key data.train", "data.num_train_images"]),
+        ("data.train.annotations=x", ["unknown key data.train", "add data=custom"]),
+        ("data.trian=x", ["unknown key data.trian", "data.num_train_images"]),
         ("optimizer.lr.main=1", ["optimizer.lr is a value (0.0012)"]),
         ("seed.x=1", ["seed is a value"]),
         ("optimizer.lr=high", ["optimizer.lr is a number, as in 0.0012; got high"]),
@@ -169,6 +170,14 @@ def test_the_schedules_of_the_paper(choice: str):
         ("schedule.epochs=1.5", ["schedule.epochs is a whole number"]),
         ("seed=one", ["seed is a whole number"]),
         ("backbone.nam=resnet18", ["did you mean backbone.name?"]),
+        # as other trainers call them
+        ("epochs=3", ["did you mean schedule.epochs?"]),
+        ("lr=0.1", ["did you mean optimizer.lr?"]),
+        ("batch_size=2", ["did you mean data.batch_size?"]),
+        ("num_workers=2", ["did you mean data.num_workers?"]),
+        ("pretrained=true", ["did you mean backbone.pretrained?"]),
+        ("data.root=x", ["unknown key data.root", "data=coco and data=custom have it; add data=custom"]),
+        ("data.faulty_images=skip", ["add data=custom"]),
     ],
 )
 def test_a_typo_is_refused_with_the_valid_names(override: str, words: list[str]):
@@ -196,6 +205,29 @@ def test_a_typo_is_refused_with_the_valid_names(override: str, words: list[str])
 )
 def test_what_exists_is_accepted(override: str):
     check_overrides("train", [override])
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["--epochs", "3"], "as in epochs=3"),
+        (["--epochs=3"], "as in epochs=3"),
+        (["data=custom", "--data.root", "x"], "as in data.root=x"),
+        (["--batch-size", "data=custom"], "as in batch_size=VALUE"),
+        (["-b"], "as in b=VALUE"),
+    ],
+)
+def test_options_with_dashes_are_refused_with_how_to_write_them(arguments: list[str], words: str):
+    with pytest.raises(ValueError, match="key=value without dashes") as error:
+        require_keys(arguments)
+    assert words in str(error.value)
+
+
+@pytest.mark.parametrize(
+    "text", ["--cfg=job", "--cfg", "-m", "--multirun", "-cn", "seed=-1", "optimizer.lr=1e-3", "~x"]
+)
+def test_options_of_hydra_and_negative_values_pass(text: str):
+    require_keys([text])
 
 
 def test_keys_of_a_chosen_group_count():

@@ -11,7 +11,7 @@ from torch import nn
 
 from detr.data.steps import OneOf, RandomFlip, RandomSizeCrop, ResizeShortSide
 from detr.engine.run_folder import config_differences
-from tools.launcher import CONFIG_DIR
+from tools.override_checks import CONFIG_DIR
 
 # (levels, backbone features, refinement, two stages)
 PRESETS = {

@@ -13,7 +13,7 @@ from hydra import compose, initialize_config_dir
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from omegaconf import OmegaConf
 
-from tools.launcher import CONFIG_DIR, check_overrides
+from tools.override_checks import CONFIG_DIR, check_overrides
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 # reports of docs/benchmarks are records of a commit: their links are looked at, their commands and lines are not

@@ -4,7 +4,7 @@ from hydra import compose, initialize_config_dir
 
 from detr.benchmark.origin import Origin
 from tools.benchmark_findings import run_finding
-from tools.launcher import CONFIG_DIR
+from tools.override_checks import CONFIG_DIR
 
 
 def preset(name, *overrides):

@@ -12,7 +12,7 @@ import pytest
 from hydra import compose, initialize_config_dir
 from omegaconf import DictConfig, OmegaConf
 
-from tools.launcher import CONFIG_DIR, check_overrides
+from tools.override_checks import CONFIG_DIR, check_overrides
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 TOOLS = sorted(

@@ -145,3 +145,55 @@ def test_the_folder_that_the_yaml_names_is_found(tmp_path):
             tmp_path / f"set/images/{split}_2024",
             names=tmp_path / "data.yaml",
         )
+
+
+@pytest.mark.parametrize("prefix", ["", "./", "data/", "../elsewhere/", "/home/me/set/"])
+def test_a_split_that_the_yaml_lists_in_a_text_file_is_what_is_listed(root, prefix):
+    """Also where folders of the split's name hold more images, and whatever folder the list was written for."""
+    (root / "data.yaml").write_text("train: train.txt\nval: ./val.txt\nnames: [cat, dog]\n")
+    (root / "train.txt").write_text(f"{prefix}images/train/a.png\n{prefix}images/val/b.png\n\n")
+    (root / "val.txt").write_text(f"{prefix}images/train/c.png\n")
+    annotations = load(root)
+    assert list(annotations.file_names) == ["images/train/a.png", "images/val/b.png"]
+    assert annotations.boxes.tolist() == [[15, 5, 10, 10]]
+    source = find_split("val", root=root, annotations=None, images=None)
+    assert list(load_source(source, other=None, need_annotations=True, apply_exif=True, faulty="error").file_names) == [
+        "images/train/c.png"
+    ]
+
+
+def test_listed_images_may_have_their_labels_beside_them(tmp_path):
+    (tmp_path / "obj_train_data").mkdir()
+    Image.new("RGB", (40, 20)).save(tmp_path / "obj_train_data/a.png")
+    (tmp_path / "obj_train_data/a.txt").write_text("0 0.5 0.5 0.25 0.5\n")
+    (tmp_path / "data.yaml").write_text("train: train.txt\nnames: [cat]\n")
+    (tmp_path / "train.txt").write_text("data/obj_train_data/a.png\n")
+    assert load(tmp_path).boxes.tolist() == [[15, 5, 10, 10]]
+
+
+def test_a_listed_image_that_is_missing_is_named(root):
+    (root / "data.yaml").write_text("train: train.txt\nnames: [cat, dog]\n")
+    (root / "train.txt").write_text("images/train/a.png\nimages/train/gone.png\n")
+    report = check_split(find_split("train", root=root, annotations=None, images=None))
+    (fault,) = [fault for fault in report.faults if fault.kind == "image_missing"]
+    assert fault.file.endswith("images/train/gone.png")
+
+
+@pytest.mark.parametrize(
+    ("value", "error", "message"),
+    [
+        ("train.txt", FileNotFoundError, "train.txt lists the images of the train split, but there is no such file"),
+        ("[images/train, images/val]", ValueError, "names 2 places for the train split .* Name one folder"),
+    ],
+)
+def test_what_the_yaml_names_is_never_replaced_by_a_folder_of_the_usual_name(root, value, error, message):
+    (root / "data.yaml").write_text(f"train: {value}\nnames: [cat, dog]\n")
+    with pytest.raises(error, match=message):
+        find_split("train", root=root, annotations=None, images=None)
+
+
+def test_a_list_of_nothing_is_refused(root):
+    (root / "data.yaml").write_text("train: train.txt\nnames: [cat, dog]\n")
+    (root / "train.txt").write_text("\n")
+    with pytest.raises(ValueError, match=r"train.txt lists no images"):
+        load(root)

@@ -127,6 +127,15 @@ def test_a_run_that_learns_nothing_gets_a_checklist(
     assert "optimizer.lr" in warning
 
 
+@pytest.mark.parametrize(("ap", "says"), [(-1.0, "AP cannot be measured"), (0.0, "AP is at most"), (0.5, "")])
+def test_what_a_run_says_about_its_ap(ap: float, says: str, caplog: pytest.LogCaptureFixture):
+    """-1 is COCO's word for no ground truth, and no bad AP."""
+    from detr.engine.progress_checks import warn_if_stuck
+
+    warn_if_stuck(ap, epoch=9, num_epochs=9)
+    assert [record.message[: len(says)] for record in caplog.records] == ([says] if says else [])
+
+
 @pytest.mark.parametrize("is_judged", [True, False])
 def test_an_epoch_without_a_finite_step_is_the_end_unless_it_is_short(
     trainer: Callable[..., Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_judged: bool

@@ -112,3 +112,14 @@ def test_the_row_that_means_an_object_stays_in_a_two_stage_model(
     assert torch.equal(proposals[0], source.heads.class_embed[-1].weight[0] if is_kept else initial[0])
     assert torch.equal(proposals[1], source.heads.class_embed[-1].weight[0])
     assert not torch.equal(layer[0], source.heads.class_embed[0].weight[0])
+
+
+@pytest.mark.parametrize("num_classes", [2, 5])
+def test_another_number_of_queries_is_named_with_the_key(small_detector: Callable[..., Any], num_classes: int):
+    """Also beside a class head of another size, which reset_head=auto takes care of."""
+    weights = small_detector(num_queries=7, num_classes=5).state_dict()
+    target = small_detector(num_queries=4, num_classes=num_classes)
+    with pytest.raises(ValueError, match=r"Set model.num_queries=7, as the weights have"):
+        load_weights(target, weights, reset_head="auto", source="x")
+    other = small_detector(num_queries=7, num_classes=num_classes)
+    load_weights(other, weights, reset_head="auto", source="x")

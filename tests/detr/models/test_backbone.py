@@ -1,5 +1,7 @@
 """Backbones through timm."""
 
+import json
+
 import pytest
 import torch
 from safetensors.torch import save_file
@@ -94,6 +96,46 @@ class TestBadInput:
     def test_unknown_model(self):
         with pytest.raises(ValueError, match=r"backbone.name='resnet51' is not a timm model; similar names: "):
             Backbone("resnet51")
+
+    @pytest.mark.parametrize("name", ["", "nosuchnet", "mnv4", "hf_hub:timm/resnet18.a1_in1k", "Swin-T"])
+    def test_an_unknown_model_has_similar_names(self, name):
+        with pytest.raises(ValueError, match=r"is not a timm model; similar names: \w+, .*timm.list_models"):
+            Backbone(name)
+
+    @pytest.mark.parametrize(
+        ("name", "levels"),
+        [("convnext_atto", "[1,2,3]"), ("efficientformer_l1", "[1,2,3]"), ("visformer_tiny", "[0,1,2]")],
+    )
+    def test_levels_that_the_model_lacks(self, name, levels):
+        with pytest.raises(ValueError, match=r"names levels that .* does not have; it has 0 \(stride") as error:
+            Backbone(name, out_indices=(2, 3, 4))
+        assert str(error.value).endswith(f"Set backbone.out_indices={levels}")
+        Backbone(name, out_indices=json.loads(levels))
+
+    @pytest.mark.parametrize("freeze", [True, "layer1", 3, {"layer1": True}])
+    def test_freeze_is_a_list(self, freeze):
+        with pytest.raises(ValueError, match=r"freeze is a list .* \'backbone.freeze=\[conv1,bn1,act1") as error:
+            Backbone("resnet18", freeze=freeze)
+        assert repr(freeze) in str(error.value)
+
+    @pytest.mark.parametrize("name", ["test_vit", "vit_tiny_patch16_224"])
+    def test_a_size_that_the_model_cannot_take(self, name):
+        batch = ImageBatch.from_images([torch.zeros(3, 60, 100, dtype=torch.uint8)])
+        with pytest.raises(ValueError, match=r"60 x 100 pixels \(h x w\): .*dynamic_img_size.*data.pad_to.*fixed"):
+            Backbone(name, freeze_norm=False)(batch.pixels, batch.padding_mask)
+        taught = Backbone(name, freeze_norm=False, timm_args={"dynamic_img_size": True})
+        batch = ImageBatch.from_images([torch.zeros(3, 60, 100, dtype=torch.uint8)], pad_to=16)
+        assert {feature.shape[2:] for feature in taught(batch.pixels, batch.padding_mask)} == {(4, 7)}
+
+    def test_weights_that_cannot_be_downloaded(self, monkeypatch):
+        def unreachable(*_, **__):
+            raise ConnectionError("Name or service not known")
+
+        monkeypatch.setattr("timm.create_model", unreachable)
+        with pytest.raises(
+            OSError, match=r"pretrained=true: .* weights of resnet18 \(Name .* backbone.pretrained=FILE"
+        ):
+            Backbone("resnet18", pretrained=True)
 
     def test_unknown_child(self):
         with pytest.raises(ValueError, match=r"'layer9', which this backbone does not have; it has: conv1, bn1"):

@@ -23,7 +23,7 @@ from ops.msda.tuning.store import TunedClass, TuningFileError, read_tuning, tuni
 from ops.msda.tuning.table import Device
 from ops.testing import run_reference
 from tools import tune_ops
-from tools.launcher import CONFIG_DIR
+from tools.override_checks import CONFIG_DIR
 
 H200 = Device("NVIDIA H200", (9, 0), 132, 232_448)
 FORWARD = ShapeClass("forward", 2, None, "encoder", 32, True)
