@@ -65,3 +65,12 @@ def test_averaging_after_the_pass_equals_averaging_within(reports: dict[str, Any
         within, after = (reports["rank0_of_2"][f"{kind}torch.float64/{what}"] for kind in ("", "averaged "))
         for name, tensor in within.items():
             torch.testing.assert_close(after[name], tensor, rtol=0, atol=1e-12, msg=name)
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_gradients_of_other_weights_are_not_averaged(reports: dict[str, Any], rank: int):
+    """In the order of their memory, nothing would show: it gives numbers, on all ranks the same."""
+    found = reports[f"rank{rank}_of_2"]["refusals"]
+    assert found["layouts"].startswith("rank 1 differs from rank 0: backbone.")
+    assert ", torch.float64 instead of [" in found["layouts"]
+    assert found["no gradient"].startswith("1 parameters have no part in the loss of this step (unused)")

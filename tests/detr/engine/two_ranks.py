@@ -2,16 +2,18 @@
 
 import copy
 import sys
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
 import torch
+from torch import nn
 
-from detr.distributed import DistributedContext, broadcast_tensors, cleanup, init_distributed, is_main
+from detr.distributed import DistributedContext, cleanup, init_distributed, is_main
 from detr.engine.optim import build_adamw
 from detr.engine.precision import Precision
 from detr.engine.schedule import StepDecay
-from detr.engine.state import TrainState, build_train_state
+from detr.engine.state import TrainState, build_train_state, share_weights
 from detr.engine.step import train_step
 from detr.losses import HungarianMatcher, SetCriterion
 from detr.models import Backbone, DeformableDETR, deformable_detr
@@ -57,8 +59,33 @@ def build_state(model: DeformableDETR, context: DistributedContext, *, averaged:
     )
     if not averaged:
         return state
-    broadcast_tensors([*state.detector.parameters(), *state.evaluated.parameters()])
+    for model in (state.detector, state.evaluated):
+        share_weights(model)
     return replace(state, averages_gradients=True)
+
+
+def refusals(state: TrainState, context: DistributedContext) -> dict[str, str]:
+    """What is said to ranks whose gradients would be averaged with those of other weights."""
+    other = copy.deepcopy(state.detector)
+    if context.rank == 1:
+        other.to(memory_format=torch.contiguous_format)
+    # no rank has it, so that both get as far as the refusal
+    unused = nn.Parameter(torch.zeros(3))
+    state.detector.register_parameter("unused", unused)
+    state.optimizer.add_param_group({"params": [unused]})
+    [window, _] = make_windows(context.rank, context.world_size)
+    return {
+        "layouts": refusal(lambda: share_weights(other)),
+        "no gradient": refusal(lambda: train_step(state, window)),
+    }
+
+
+def refusal(attempt: Callable[[], object]) -> str:
+    try:
+        attempt()
+    except ValueError as error:
+        return str(error)
+    return ""
 
 
 def main(output_dir: Path) -> None:
@@ -92,6 +119,8 @@ def main(output_dir: Path) -> None:
             report[f"{kind}{dtype}/{number}"] = {"gradients": gradients, "loss": result.loss, "norm": result.grad_norm}
         report[f"{kind}{dtype}/weights"] = state.detector.state_dict()
         report[f"{kind}{dtype}/ema"] = state.ema.module.state_dict()
+        if kind and context.world_size > 1:
+            report["refusals"] = refusals(state, context)
     torch.save(report, output_dir / f"rank{context.rank}_of_{context.world_size}.pt")
     assert is_main() == (context.rank == 0)
     cleanup()
