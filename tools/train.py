@@ -51,11 +51,11 @@ def main(cfg: DictConfig) -> None:
         fit_to_data(cfg, data)
     with RunLock(Path(cfg.output_dir)) as lock:
         on_rank_zero(lock.acquire)
-        train(cfg, context, data)
+        train(cfg, context, data, lock)
 
 
-def train(cfg: DictConfig, context: DistributedContext, data: DetectionData) -> None:
-    """Build the run of `cfg` and train it to its end."""
+def train(cfg: DictConfig, context: DistributedContext, data: DetectionData, lock: RunLock) -> None:
+    """Build the run of `cfg` and train it to its end, in the folder that `lock` holds."""
     config = resolved(cfg)
     folder = on_rank_zero(lambda: open_run_folder(cfg.output_dir, config, resume=cfg.resume))
 
@@ -128,6 +128,7 @@ def train(cfg: DictConfig, context: DistributedContext, data: DetectionData) -> 
         logger=logger,
         console=console if is_main() else None,
         media=media,
+        lock=lock,
     )
     metrics = trainer.fit()
     if is_main():

@@ -27,6 +27,7 @@ from detr.engine.progress_checks import require_progress, warn_if_stuck
 from detr.engine.random_state import random_state
 from detr.engine.restore import Progress
 from detr.engine.run_folder import RunFolder, write_json
+from detr.engine.run_lock import RunLock
 from detr.engine.settings import TrainerSettings
 from detr.engine.state import TrainState, has_batch_statistics
 from detr.engine.step import StepResult, train_step
@@ -68,6 +69,7 @@ class Trainer:
         logger: Takes the numbers; enabled on rank 0 only.
         console: Shows progress between two logs; None on the other ranks.
         media: Logs pictures and tables of each evaluation; None on the other ranks, or where nobody takes them.
+        lock: On the folder; see `CheckpointWriter`.
     """
 
     def __init__(
@@ -86,6 +88,7 @@ class Trainer:
         logger: Logger,
         console: ConsoleLogger | None = None,
         media: EvaluationMedia | None = None,
+        lock: RunLock | None = None,
     ) -> None:
         self.state = state
         self.train_loader = train_loader
@@ -100,7 +103,7 @@ class Trainer:
         self.console = console
         self.media = media
         self.progress = progress
-        self.writer = CheckpointWriter(folder, keep_last=settings.keep_last)
+        self.writer = CheckpointWriter(folder, keep_last=settings.keep_last, lock=lock)
         self.stop = StopRequest()
         self.clock = TrainingClock(progress.train_s)
         self._time_is_up = False
