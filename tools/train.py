@@ -34,6 +34,7 @@ from detr.engine.random_state import seed_everything
 from detr.engine.restore import Progress, resume
 from detr.engine.run_folder import open_run_folder, start_run_folder
 from detr.engine.run_lock import RunLock
+from detr.engine.same_run import require_same_run
 from detr.engine.state import build_train_state
 from detr.engine.trainer import RunDescription, Trainer
 from detr.engine.weights import init_from
@@ -70,6 +71,8 @@ def train(cfg: DictConfig, context: DistributedContext, data: DetectionData, loc
         backend=cfg.evaluator.backend,
     )
 
+    fingerprints = data.fingerprints()
+    require_same_run(config, fingerprints)
     settings = instantiate(cfg.trainer)
     num_classes = data.class_table.num_classes
     model = instantiate(cfg.model, num_classes=num_classes)
@@ -97,7 +100,9 @@ def train(cfg: DictConfig, context: DistributedContext, data: DetectionData, loc
     if folder.resume_from is not None:
         if cfg.init_from is not None and is_main():
             print(f"init_from={cfg.init_from} is not used: the run goes on from {folder.resume_from}")
-        progress = resume(state, folder.resume_from, class_table=data.class_table, context=context, config=config)
+        progress = resume(
+            state, folder.resume_from, class_table=data.class_table, context=context, config=config, data=fingerprints
+        )
 
     if is_main():
         start_run_folder(folder, config)
@@ -122,7 +127,7 @@ def train(cfg: DictConfig, context: DistributedContext, data: DetectionData, loc
         PostProcess(cfg.evaluator.top_k),
         settings=settings,
         folder=folder,
-        description=RunDescription(data.class_table, data.preprocessing, config),
+        description=RunDescription(data.class_table, data.preprocessing, config, fingerprints),
         context=context,
         progress=progress,
         logger=logger,

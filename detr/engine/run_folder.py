@@ -174,7 +174,7 @@ def write_json(path: Path, value: Any) -> None:
 
 def config_differences(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
     """The keys that differ, as "key: old -> new", without the harmless ones."""
-    old_values, new_values = _flatten(old), _flatten(new)
+    old_values, new_values = flatten(old), flatten(new)
     absent = "(absent)"
     return [
         f"{key}: {old_values.get(key, absent)} -> {new_values.get(key, absent)}"
@@ -232,10 +232,11 @@ def _is_harmless(key: str) -> bool:
     return any(key == harmless or key.startswith(harmless + ".") for harmless in HARMLESS_KEYS)
 
 
-def _flatten(config: Any, prefix: str = "") -> dict[str, Any]:
+def flatten(config: Any, prefix: str = "") -> dict[str, Any]:
+    """The values of a nested configuration by dotted key; empty mappings count as values."""
     if isinstance(config, Mapping) and config:
         flat: dict[str, Any] = {}
         for key, value in config.items():
-            flat |= _flatten(value, f"{prefix}.{key}" if prefix else str(key))
+            flat |= flatten(value, f"{prefix}.{key}" if prefix else str(key))
         return flat
     return {prefix: list(config) if isinstance(config, list | tuple) else config}

@@ -2,7 +2,7 @@
 
 import logging
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -50,6 +50,7 @@ class RunDescription:
     class_table: ClassTable
     preprocessing: dict[str, Any]
     config: dict[str, Any]
+    data: dict[str, str] = field(default_factory=dict)
 
 
 class Trainer:
@@ -200,7 +201,9 @@ class Trainer:
 
     def _train_epoch(self) -> None:
         """Train what is left of the epoch: all of it, unless the run was resumed within."""
-        self.train_loader.set_epoch(self.progress.epoch, start=self.progress.epoch_samples)
+        # beyond its end where images were taken out of the dataset since the run was saved
+        start = min(self.progress.epoch_samples, self.train_loader.num_samples)
+        self.train_loader.set_epoch(self.progress.epoch, start=start)
         self.state.schedule.seek(self.progress.epoch, steps_per_epoch(self.train_loader, self.settings.accumulate))
         self._enter("data")
         interval = Interval()
@@ -357,4 +360,5 @@ class Trainer:
             best=self.progress.best,
             epoch_samples=self.progress.epoch_samples,
             train_s=self.clock.seconds,
+            data=self.description.data,
         )

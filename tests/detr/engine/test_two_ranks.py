@@ -26,7 +26,7 @@ def reports(tmp_path_factory: pytest.TempPathFactory, environment: dict[str, str
             check=False,
         )
         assert finished.returncode == 0, finished.stderr
-    return {path.stem: torch.load(path, weights_only=True) for path in output_dir.iterdir()}
+    return {path.stem: torch.load(path, weights_only=True) for path in output_dir.glob("rank*.pt")}
 
 
 @pytest.mark.parametrize(
@@ -74,3 +74,17 @@ def test_gradients_of_other_weights_are_not_averaged(reports: dict[str, Any], ra
     assert found["layouts"].startswith("rank 1 differs from rank 0: backbone.")
     assert ", torch.float64 instead of [" in found["layouts"]
     assert found["no gradient"].startswith("1 parameters have no part in the loss of this step (unused)")
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+@pytest.mark.parametrize(
+    ("what", "message"),
+    [
+        ("settings", "rank 1 differs from rank 0: optimizer.lr is 1 instead of 0; give the same command on every"),
+        ("data", "rank 1 differs from rank 0: data train is 1 images instead of 0 images; give every machine the same"),
+        ("checkpoint", "rank 1 differs from rank 0: the step is 8 instead of 7; "),
+    ],
+)
+def test_ranks_that_would_drift_apart_are_all_refused(reports: dict[str, Any], rank: int, what: str, message: str):
+    """Each would train on, and rank 0 would save weights that only it has."""
+    assert reports[f"rank{rank}_of_2"]["refusals"][what].startswith(message)
