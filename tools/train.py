@@ -104,8 +104,8 @@ def train(cfg: DictConfig, context: DistributedContext, data: DetectionData, loc
             state, folder.resume_from, class_table=data.class_table, context=context, config=config, data=fingerprints
         )
 
+    on_rank_zero(lambda: start_run_folder(folder, config))
     if is_main():
-        start_run_folder(folder, config)
         compiled = state.compiled or "nothing"
         print_start(cfg, context, compiled=compiled, output=folder.path, parameters=describe_groups(state.optimizer))
         if state.compiled is not None:
