@@ -117,8 +117,8 @@ class RunLock:
         if self._is_held and not self._is_ours():
             raise OSError(
                 errno.ESTALE,
-                f"{self.folder} was removed or moved away while this run trained in it, so it ends and writes nothing "
-                "more; see to it that a run has ended before its folder is touched",
+                f"{self.folder}, or its {LOCK}, was removed or moved away while this run trained in it. It ends and "
+                "writes nothing more; see to it that a run has ended before its folder is touched",
             )
 
     def _try_lock_or_explain(self) -> bool:
