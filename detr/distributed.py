@@ -134,8 +134,8 @@ def average_tensors(tensors: Sequence[Tensor]) -> None:
     Does not wait for the device under NCCL. Takes as much memory again as the tensors together.
 
     Args:
-        tensors: Floating, of one dtype and device; as many of the same shapes and strides on every rank, as gradients
-            are, which have the strides of their parameters.
+        tensors: Floating, of one dtype and device; as many of the same shapes and strides on every rank, which is not
+            checked here. Gradients have the strides of their parameters, and `share_weights` checks those.
     """
     if not _has_group() or not tensors:
         return
@@ -198,6 +198,34 @@ def gather_objects(value: T) -> list[T]:
     values = [value] * dist.get_world_size() if is_main() else None
     dist.gather_object(value, values, dst=0)
     return values or []
+
+
+def require_same(facts: Mapping[str, object], *, advice: str) -> None:
+    """Refuse to go on, on every rank, unless all ranks hold the same `facts`: for what no collective would notice.
+
+    Args:
+        facts: Small plain values by what they are of.
+        advice: What to do about a difference, the end of the message.
+
+    Raises:
+        ValueError: A rank differs from rank 0; names up to five facts, with what both say.
+    """
+    every = gather_objects(dict(facts))
+    found = next(filter(None, (_disagreement(rank, every) for rank in range(len(every)))), None)
+    found = broadcast_object(found)
+    if found is not None:
+        raise ValueError(f"{found}; {advice}")
+
+
+def _disagreement(rank: int, every: Sequence[dict[str, object]]) -> str | None:
+    """What a rank holds otherwise than rank 0, or None."""
+    absent = "(absent)"
+    first, other = every[0], every[rank]
+    names = [name for name in first | other if first.get(name, absent) != other.get(name, absent)]
+    if not names:
+        return None
+    shown = ", ".join(f"{name} is {other.get(name, absent)} instead of {first.get(name, absent)}" for name in names[:5])
+    return f"rank {rank} differs from rank 0: {shown}" + (f", and {len(names) - 5} more" if len(names) > 5 else "")
 
 
 def _has_group() -> bool:

@@ -4,9 +4,11 @@
 #   bash scripts/prove_scaling.sh            4 gloo ranks on the CPU, the tiny model, 60 steps; minutes
 #   GPUS=8 bash scripts/prove_scaling.sh     8 GPUs, experiment=r50_refine_50ep on synthetic images, 300 steps
 #
-# OUT=DIR keeps the runs: given again, it goes on where it was cut short. What it showed is in
-# docs/benchmarks/scaling.md.
+# OUT=DIR keeps the runs: given again, it goes on where it was cut short, and says which runs it takes as they are.
+# What it showed is in docs/benchmarks/scaling.md.
 set -euo pipefail
+# relative to where the command is typed
+[[ -z "${OUT:-}" ]] || OUT="$(realpath -m "$OUT")"
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 python=python
 [[ -x .venv/bin/python ]] && python=.venv/bin/python

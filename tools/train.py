@@ -34,6 +34,7 @@ from detr.engine.random_state import seed_everything
 from detr.engine.restore import Progress, resume
 from detr.engine.run_folder import open_run_folder, start_run_folder
 from detr.engine.run_lock import RunLock
+from detr.engine.same_run import require_same_run
 from detr.engine.state import build_train_state
 from detr.engine.trainer import RunDescription, Trainer
 from detr.engine.weights import init_from
@@ -51,11 +52,11 @@ def main(cfg: DictConfig) -> None:
         fit_to_data(cfg, data)
     with RunLock(Path(cfg.output_dir)) as lock:
         on_rank_zero(lock.acquire)
-        train(cfg, context, data)
+        train(cfg, context, data, lock)
 
 
-def train(cfg: DictConfig, context: DistributedContext, data: DetectionData) -> None:
-    """Build the run of `cfg` and train it to its end."""
+def train(cfg: DictConfig, context: DistributedContext, data: DetectionData, lock: RunLock) -> None:
+    """Build the run of `cfg` and train it to its end, in the folder that `lock` holds."""
     config = resolved(cfg)
     folder = on_rank_zero(lambda: open_run_folder(cfg.output_dir, config, resume=cfg.resume))
 
@@ -70,6 +71,8 @@ def train(cfg: DictConfig, context: DistributedContext, data: DetectionData) -> 
         backend=cfg.evaluator.backend,
     )
 
+    fingerprints = data.fingerprints()
+    require_same_run(config, fingerprints)
     settings = instantiate(cfg.trainer)
     num_classes = data.class_table.num_classes
     model = instantiate(cfg.model, num_classes=num_classes)
@@ -98,10 +101,12 @@ def train(cfg: DictConfig, context: DistributedContext, data: DetectionData) -> 
     if folder.resume_from is not None:
         if cfg.init_from is not None and is_main():
             print(f"init_from={cfg.init_from} is not used: the run goes on from {folder.resume_from}")
-        progress = resume(state, folder.resume_from, class_table=data.class_table, context=context, config=config)
+        progress = resume(
+            state, folder.resume_from, class_table=data.class_table, context=context, config=config, data=fingerprints
+        )
 
+    on_rank_zero(lambda: start_run_folder(folder, config))
     if is_main():
-        start_run_folder(folder, config)
         compiled = state.compiled or "nothing"
         print_start(cfg, context, compiled=compiled, output=folder.path, parameters=describe_groups(state.optimizer))
         if state.compiled is not None:
@@ -126,12 +131,13 @@ def train(cfg: DictConfig, context: DistributedContext, data: DetectionData) -> 
         PostProcess(cfg.evaluator.top_k),
         settings=settings,
         folder=folder,
-        description=RunDescription(data.class_table, data.preprocessing, config),
+        description=RunDescription(data.class_table, data.preprocessing, config, fingerprints),
         context=context,
         progress=progress,
         logger=logger,
         console=console if is_main() else None,
         media=media,
+        lock=lock,
     )
     metrics = trainer.fit()
     if is_main():

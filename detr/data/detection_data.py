@@ -1,5 +1,6 @@
 """The data of a run: its two splits, how they are batched, and what a checkpoint must know of them."""
 
+import zlib
 from collections.abc import Callable
 from typing import Any
 
@@ -99,6 +100,12 @@ class DetectionData:
             "pad_to": self.pad_to,
         }
 
+    def fingerprints(self) -> dict[str, str]:
+        """What tells states of the dataset apart, by split: the number of images, and a checksum of their shapes in
+        order, on which the order of an epoch depends. Not of pixels and boxes, which would take minutes. Opens both.
+        """
+        return {"train": _fingerprint(self.train_dataset()), "val": _fingerprint(self.val_dataset())}
+
     def train_loader(
         self, *, seed: int, rank: int = 0, world_size: int = 1, pin_memory: bool = False
     ) -> DetectionLoader:
@@ -139,6 +146,10 @@ class DetectionData:
             f"{sorted(train - val)}; only in val: {sorted(val - train)}. Make both files list all of them, used "
             "or not"
         )
+
+
+def _fingerprint(dataset: DetectionDataset) -> str:
+    return f"{len(dataset)} images, shapes {zlib.crc32(dataset.aspects().tobytes()):08x}"
 
 
 def synthetic_data(

@@ -91,6 +91,11 @@ class DetectionLoader:
             raise ValueError("evaluation has no epochs: its order never changes")
         self.sampler.set_epoch(epoch, start=start)
 
+    @property
+    def num_samples(self) -> int:
+        """Of a whole epoch, all ranks together."""
+        return self.sampler.num_samples
+
     def __len__(self) -> int:
         """The batches left in this iteration."""
         return len(self._batches)

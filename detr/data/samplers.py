@@ -48,7 +48,7 @@ class TrainSampler(Sampler[Draw]):
     ) -> None:
         _check_rank(rank, world_size)
         self._order = order
-        self._num_samples = len(order)
+        self.num_samples = len(order)
         self._seed = seed
         self._rank = rank
         self._world_size = world_size
@@ -64,16 +64,16 @@ class TrainSampler(Sampler[Draw]):
             start: How many samples of the epoch all ranks together have already drawn: the position to
                 resume from. It does not depend on the number of ranks.
         """
-        if epoch < 0 or not 0 <= start <= self._num_samples:
+        if epoch < 0 or not 0 <= start <= self.num_samples:
             raise ValueError(
-                f"needs epoch >= 0 and 0 <= start <= {self._num_samples} samples; got epoch {epoch}, start {start}"
+                f"needs epoch >= 0 and 0 <= start <= {self.num_samples} samples; got epoch {epoch}, start {start}"
             )
         self._epoch = epoch
         self._start = start
 
     def __len__(self) -> int:
         """The draws of this rank from `start` to the end of the epoch."""
-        return (self._num_samples - self._start) // self._world_size
+        return (self.num_samples - self._start) // self._world_size
 
     def __iter__(self) -> Iterator[Draw]:
         epoch = self._epoch
@@ -101,6 +101,7 @@ class EvalSampler(Sampler[Draw]):
 
     def __init__(self, num_samples: int, *, rank: int = 0, world_size: int = 1) -> None:
         _check_rank(rank, world_size)
+        self.num_samples = num_samples
         self._indices = range(rank, num_samples, world_size)
 
     def __len__(self) -> int:

@@ -2,7 +2,7 @@
 
 import json
 import pickle
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
 from zipfile import BadZipFile
@@ -13,8 +13,8 @@ from torch import Tensor
 from detr.engine.checkpoint_files import damage_in, write_atomically
 from detr.structures import ClassTable
 
-# 2 added epoch_samples, 3 train_s
-FORMAT_VERSION = 3
+# 2 added epoch_samples, 3 train_s, 4 data
+FORMAT_VERSION = 4
 
 
 @dataclass(frozen=True)
@@ -37,6 +37,7 @@ class Checkpoint:
         best: Of the best evaluation so far: {"epoch", "AP"}; empty before the first.
         epoch_samples: Images of the epoch under way that all ranks together have trained on.
         train_s: Seconds of training so far, evaluations left out.
+        data: From `DetectionData.fingerprints`; empty in older files.
     """
 
     epoch: int
@@ -54,6 +55,7 @@ class Checkpoint:
     best: dict[str, Any]
     epoch_samples: int = 0
     train_s: float = 0.0
+    data: dict[str, str] = field(default_factory=dict)
 
     @property
     def weights(self) -> dict[str, Tensor]:

@@ -9,6 +9,7 @@ from torch import Tensor
 from detr.engine.checkpoint import Checkpoint, checkpoint_payload, write_payload
 from detr.engine.checkpoint_files import copy_file
 from detr.engine.run_folder import RunFolder
+from detr.engine.run_lock import RunLock
 
 
 class CheckpointWriter:
@@ -21,11 +22,13 @@ class CheckpointWriter:
     Args:
         folder: Of the run.
         keep_last: Checkpoints to keep, the newest (last.pt) included; the others are step_*.pt.
+        lock: On the folder; None where nobody else writes there.
     """
 
-    def __init__(self, folder: RunFolder, *, keep_last: int) -> None:
+    def __init__(self, folder: RunFolder, *, keep_last: int, lock: RunLock | None = None) -> None:
         self._folder = folder
         self._keep_last = keep_last
+        self._lock = lock
         self._pool = ThreadPoolExecutor(max_workers=1, thread_name_prefix="checkpoint")
         self._pending: Future[None] | None = None
 
@@ -33,10 +36,12 @@ class CheckpointWriter:
         """Begin to write `checkpoint`; waits for the one before.
 
         Raises:
-            OSError: The one before could not be written.
+            OSError: The one before could not be written, or the folder is not ours any more.
             TypeError: See `save_checkpoint`.
         """
         self.wait()
+        if self._lock is not None:
+            self._lock.require()
         payload, ready = host_copy(checkpoint_payload(checkpoint))
         self._pending = self._pool.submit(self._write, payload, ready, is_best)
 

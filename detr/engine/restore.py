@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
-from detr.distributed import DistributedContext
+from detr.distributed import DistributedContext, require_same
 from detr.engine.checkpoint import Checkpoint, load_checkpoint
 from detr.engine.random_state import restore_random_state
 from detr.engine.run_folder import config_differences
@@ -49,6 +49,7 @@ def resume(
     class_table: ClassTable,
     context: DistributedContext,
     config: Mapping[str, Any] | None = None,
+    data: Mapping[str, str] | None = None,
 ) -> Progress:
     """Go on from a checkpoint, exactly as if the run had not stopped, if the ranks are as many.
 
@@ -61,10 +62,12 @@ def resume(
         class_table: Of the dataset.
         context: Ranks and device.
         config: Of this run, to be compared with the saved one.
+        data: Fingerprints of this run's dataset, likewise.
 
     Raises:
         FileNotFoundError: There is no such file.
-        ValueError: It is damaged, or of other classes, another model or another optimizer.
+        ValueError: It is damaged, or of other classes, another model or another optimizer; or ranks have read different
+            files.
     """
     if context.rank > 0 and not path.is_file():
         raise FileNotFoundError(
@@ -72,6 +75,16 @@ def resume(
             "need output_dir on a file system that all of them share"
         )
     checkpoint = load_checkpoint(path)
+    # weights that differ between ranks from here on would never be noticed
+    require_same(
+        {
+            "the step": checkpoint.global_step,
+            "images of the epoch": checkpoint.epoch_samples,
+            "seconds trained": checkpoint.train_s,
+        },
+        advice=f"{path} is being replaced, or machines see it late over their file system. Give the command again, and "
+        "with resume=PATH a checkpoint that no run is writing",
+    )
     _require_same_classes(checkpoint.class_table, class_table, path)
     restore(state, checkpoint, source=str(path))
     num_saved_ranks = len(checkpoint.random_states)
@@ -80,6 +93,7 @@ def resume(
     if context.rank == 0:
         differences = [] if config is None else config_differences(checkpoint.config, config)
         _say_what_changes(state, checkpoint, context, differences)
+        _say_if_data_changed(checkpoint.data, data or {})
     return Progress(
         checkpoint.epoch,
         checkpoint.global_step,
@@ -118,6 +132,19 @@ def _say_what_changes(
         lr,
         saved_lr,
     )
+
+
+def _say_if_data_changed(saved: Mapping[str, str], own: Mapping[str, str]) -> None:
+    changed = [
+        f"{split}: {saved[split]} -> {own[split]}" for split in saved if own.get(split, saved[split]) != saved[split]
+    ]
+    if changed:
+        _logger.warning(
+            "the dataset is not the one that the run was trained on:\n  %s\nThe run goes on with it, in another order: "
+            "of the epoch under way some images come twice and others not. An AP of before is of the other one, "
+            "and so is the choice of best.pt. If that is not meant, put the dataset back, or start with another name=",
+            "\n  ".join(changed),
+        )
 
 
 def restore(state: TrainState, checkpoint: Checkpoint, *, source: str) -> None:

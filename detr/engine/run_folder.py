@@ -9,7 +9,7 @@ from typing import Any
 from omegaconf import OmegaConf
 
 from detr.engine.checkpoint import load_checkpoint
-from detr.engine.checkpoint_files import newest_readable
+from detr.engine.checkpoint_files import newest_readable, write_atomically
 from detr.telemetry.environment import collect_environment
 
 LAST = "last.pt"
@@ -160,21 +160,31 @@ def start_run_folder(folder: RunFolder, config: Mapping[str, Any]) -> None:
 
 
 def write_config(folder: Path, config: Mapping[str, Any]) -> None:
-    """Make the folder and write the resolved configuration to its config.yaml."""
+    """Make the folder and write the resolved configuration to its config.yaml, by which it knows its run again.
+
+    Raises:
+        OSError: It could not be written; the old one is as it was.
+    """
     folder.mkdir(parents=True, exist_ok=True)
-    OmegaConf.save(OmegaConf.create(dict(config)), folder / CONFIG)
+    _write_text(folder / CONFIG, OmegaConf.to_yaml(OmegaConf.create(dict(config))))
 
 
 def write_json(path: Path, value: Any) -> None:
-    """Write plain JSON; a reader never sees half a file."""
-    partial = path.with_name(f".{path.name}.partial")
-    partial.write_text(json.dumps(value, indent=2, allow_nan=False) + "\n", encoding="utf-8")
-    partial.replace(path)
+    """Write plain JSON; a reader never sees half a file.
+
+    Raises:
+        OSError: It could not be written; the old one is as it was.
+    """
+    _write_text(path, json.dumps(value, indent=2, allow_nan=False) + "\n")
+
+
+def _write_text(path: Path, text: str) -> None:
+    write_atomically(path, lambda file: file.write(text.encode()))
 
 
 def config_differences(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
     """The keys that differ, as "key: old -> new", without the harmless ones."""
-    old_values, new_values = _flatten(old), _flatten(new)
+    old_values, new_values = flatten(old), flatten(new)
     absent = "(absent)"
     return [
         f"{key}: {old_values.get(key, absent)} -> {new_values.get(key, absent)}"
@@ -232,10 +242,11 @@ def _is_harmless(key: str) -> bool:
     return any(key == harmless or key.startswith(harmless + ".") for harmless in HARMLESS_KEYS)
 
 
-def _flatten(config: Any, prefix: str = "") -> dict[str, Any]:
+def flatten(config: Any, prefix: str = "") -> dict[str, Any]:
+    """The values of a nested configuration by dotted key; empty mappings count as values."""
     if isinstance(config, Mapping) and config:
         flat: dict[str, Any] = {}
         for key, value in config.items():
-            flat |= _flatten(value, f"{prefix}.{key}" if prefix else str(key))
+            flat |= flatten(value, f"{prefix}.{key}" if prefix else str(key))
         return flat
     return {prefix: list(config) if isinstance(config, list | tuple) else config}

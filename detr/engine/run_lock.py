@@ -18,6 +18,8 @@ LOCK = ".train.lock"
 WAIT_HERE_S = 15.0
 # a file server takes back the locks of a machine that died when its lease is over: 90 s by NFSv4's usual settings
 WAIT_ELSEWHERE_S = 120.0
+# to make a folder that others take away again
+_MOST_ATTEMPTS = 100
 
 
 class RunLock:
@@ -41,6 +43,7 @@ class RunLock:
         self._wait_elsewhere_s = wait_elsewhere_s
         self._file: TextIO | None = None
         self._is_held = False
+        self._numbers_last = True
         # innermost first
         self._made: list[Path] = []
 
@@ -52,14 +55,23 @@ class RunLock:
     ) -> None:
         if self._file is None:
             return
-        if self._is_held and [path.name for path in self.folder.iterdir()] == [LOCK]:
-            (self.folder / LOCK).unlink()
-            for made in self._made:
-                if any(made.iterdir()):
-                    break
+        if self._is_held and self._is_ours():
+            self._take_away()
+        self._is_held = False
+        file, self._file = self._file, None
+        file.close()
+
+    def _take_away(self) -> None:
+        """Remove the folder if nothing was written there, and the parents that were made for it."""
+        if [path.name for path in self.folder.iterdir()] != [LOCK]:
+            return
+        (self.folder / LOCK).unlink()
+        for made in self._made:
+            try:
                 made.rmdir()
-        self._file.close()
-        self._file, self._is_held = None, False
+            except OSError:
+                # another process began to use it, or has taken it away itself
+                return
 
     def acquire(self) -> None:
         """Take the folder; waits for a process that holds it.
@@ -67,13 +79,20 @@ class RunLock:
         A file system without locks is said in a warning, and the run goes on.
 
         Raises:
-            ValueError: Another process still holds it when the time is over, or the folder is a file.
+            ValueError: Another process still holds it when the time is over, or a file or a link to nothing is in the
+                way.
+            OSError: Nothing can be written there.
         """
-        if self.folder.exists() and not self.folder.is_dir():
-            raise ValueError(f"output_dir={self.folder} is a file; give a folder")
+        for path in (self.folder, *self.folder.parents):
+            if path.is_symlink() and not path.exists():
+                raise ValueError(
+                    f"output_dir={self.folder}: {path} is a link to nothing; make its target, or remove it"
+                )
+            if path.exists() and not path.is_dir():
+                raise ValueError(f"output_dir={self.folder}: {path} is a file; give a folder")
         started = time.monotonic()
         said = False
-        while not self._try_lock():
+        while not self._try_lock_or_explain():
             process, machine = self._holder()
             wait_s = self._wait_here_s if machine == socket.gethostname() else self._wait_elsewhere_s
             if time.monotonic() - started >= wait_s:
@@ -89,14 +108,36 @@ class RunLock:
                 said = True
             time.sleep(min(0.2, wait_s))
 
+    def require(self) -> None:
+        """Return if the folder is still the one that `acquire` took; for a process that is about to write there.
+
+        Raises:
+            OSError: It was removed or moved away, and what is at its place may be another run's.
+        """
+        if self._is_held and not self._is_ours():
+            raise OSError(
+                errno.ESTALE,
+                f"{self.folder}, or its {LOCK}, was removed or moved away while this run trained in it. It ends and "
+                "writes nothing more; see to it that a run has ended before its folder is touched",
+            )
+
+    def _try_lock_or_explain(self) -> bool:
+        try:
+            return self._try_lock()
+        except OSError as error:
+            raise OSError(
+                error.errno,
+                f"output_dir={self.folder} cannot be used: {error.strerror}; make room there, or give a folder that "
+                "you may write to",
+            ) from error
+
     def _try_lock(self) -> bool:
         """Whether the folder is ours, or cannot be anybody's."""
         if self._is_held:
             return True
-        if self._file is None or self._is_gone():
-            self._made = [path for path in (self.folder, *self.folder.parents) if not path.exists()]
-            self.folder.mkdir(parents=True, exist_ok=True)
-            self._file = (self.folder / LOCK).open("a+", encoding="utf-8")
+        if self._file is None or not self._is_ours():
+            self._open()
+        assert self._file is not None
         try:
             fcntl.lockf(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError as error:
@@ -109,24 +150,43 @@ class RunLock:
                 *(self.folder, error.strerror),
             )
             return True
-        if self._is_gone():
+        if not self._is_ours():
             return self._try_lock()
         self._is_held = True
         self._file.seek(0)
         self._file.truncate()
-        self._file.write(f"{os.getpid()} {socket.gethostname()}\n")
-        self._file.flush()
+        # at once: a text file that could not write would try again when it is closed
+        os.write(self._file.fileno(), f"{os.getpid()} {socket.gethostname()}\n".encode())
         return True
 
-    def _is_gone(self) -> bool:
-        """Whether its last holder wrote nothing and took the file away: the lock would be on no folder."""
+    def _open(self) -> None:
+        for attempt in range(_MOST_ATTEMPTS):
+            try:
+                self._open_once()
+                return
+            except FileNotFoundError:
+                # a holder without results takes the folder away at this moment
+                if attempt == _MOST_ATTEMPTS - 1:
+                    raise
+                time.sleep(0.001)
+
+    def _open_once(self) -> None:
+        self._made = [path for path in (self.folder, *self.folder.parents) if not path.exists()]
+        self.folder.mkdir(parents=True, exist_ok=True)
+        self._file = (self.folder / LOCK).open("a+", encoding="utf-8")
+        # some file systems number a file anew each time it is looked for
+        self._numbers_last = os.path.samestat(os.fstat(self._file.fileno()), os.stat(self.folder / LOCK))
+
+    def _is_ours(self) -> bool:
+        """Whether the open file is the one in the folder: else the lock is on a folder that is gone."""
         assert self._file is not None
         try:
-            return os.fstat(self._file.fileno()).st_nlink == 0
+            own, found = os.fstat(self._file.fileno()), os.stat(self.folder / LOCK)
         except OSError as error:
-            if error.errno != errno.ESTALE:
+            if error.errno not in (errno.ENOENT, errno.ENOTDIR, errno.ESTALE):
                 raise
-            return True
+            return False
+        return own.st_nlink > 0 and (os.path.samestat(own, found) or not self._numbers_last)
 
     def _holder(self) -> tuple[str, str]:
         """Process and machine that hold the folder, as they wrote them."""

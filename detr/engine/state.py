@@ -10,7 +10,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
-from detr.distributed import DistributedContext, broadcast_tensors
+from detr.distributed import DistributedContext, broadcast_tensors, require_same
 from detr.engine.compile import CompiledRegions, ShapeMode, compile_regions
 from detr.engine.cuda_graphs import GraphedDetector
 from detr.engine.ema import EMA
@@ -131,8 +131,7 @@ def build_train_state(
     graphs = GraphedDetector(model, max_graphs=max_graphs) if cuda_graphs else None
     wrapped = graphs or model
     if graphs is not None:
-        # as DDP does when it is built
-        broadcast_tensors([*model.parameters(), *model.buffers()])
+        share_weights(model)
     elif context.world_size > 1:
         # the batch is moved by the step, so DDP gets no device ids; gradients live in the buckets that travel.
         # Not static_graph: with no_sync it leaves the gradients of the first window unreduced (PyTorch 2.14), and
@@ -158,6 +157,21 @@ def build_train_state(
         retry_oom=retry_oom,
         averages_gradients=graphs is not None and context.world_size > 1,
     )
+
+
+def share_weights(model: nn.Module) -> None:
+    """Give every rank the weights of rank 0, as DDP does when it is built. A collective.
+
+    Raises:
+        ValueError: Ranks have parameters of other shapes, memory formats or dtypes: their gradients, which are averaged
+            in the order of their memory, would get into each other's places.
+    """
+    parameters = dict(model.named_parameters())
+    layouts = {name: f"{list(p.shape)}, strides {p.stride()}, {p.dtype}" for name, p in parameters.items()}
+    require_same(layouts, advice="start all ranks with the same command, code and versions")
+    # one tensor carries all gradients
+    assert len({p.dtype for p in parameters.values() if p.requires_grad}) <= 1
+    broadcast_tensors([*parameters.values(), *model.buffers()])
 
 
 def recompute_encoder(model: nn.Module) -> None:

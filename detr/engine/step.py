@@ -67,7 +67,7 @@ def train_step(
 
     Raises:
         ValueError: `window` is empty, or holds several batches for captured graphs, whose gradients would
-            overwrite each other.
+            overwrite each other; or `state.averages_gradients` and a parameter got none.
         torch.OutOfMemoryError: The step does not fit, nor once captured passes have given up their memory, nor in
             halves where `state.retry_oom` allows them; weights and optimizer are as before unless it came from the
             optimizer itself.
@@ -79,7 +79,7 @@ def train_step(
     losses = _accumulate_or_halve(state, window, num_boxes, timer)
     if state.averages_gradients:
         with timer.span("all_reduce"):
-            average_tensors([parameter.grad for parameter in _parameters(state) if parameter.grad is not None])
+            average_tensors(_gradients(state))
 
     lr = state.optimizer.param_groups[0]["lr"]
     with timer.span("optimizer"):
@@ -204,6 +204,23 @@ def _update_weights(state: TrainState) -> tuple[Tensor, Tensor]:
 
 def _parameters(state: TrainState) -> list[Tensor]:
     return [parameter for group in state.optimizer.param_groups for parameter in group["params"]]
+
+
+def _gradients(state: TrainState) -> list[Tensor]:
+    """Of every parameter: were one left out on one rank, the next one's would be added to it there.
+
+    Raises:
+        ValueError: A parameter has none.
+    """
+    parameters = _parameters(state)
+    gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
+    if len(gradients) < len(parameters):
+        names = [name for name, p in state.detector.named_parameters() if p.requires_grad and p.grad is None]
+        raise ValueError(
+            f"{len(names)} parameters have no part in the loss of this step ({', '.join(names[:5])}), and several "
+            "ranks average all gradients; freeze them (requires_grad=False) or train on one process"
+        )
+    return gradients
 
 
 def _fused_step(optimizer: Optimizer, skipped: Tensor) -> None:

@@ -2,7 +2,7 @@
 
 import logging
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -27,6 +27,7 @@ from detr.engine.progress_checks import require_progress, warn_if_stuck
 from detr.engine.random_state import random_state
 from detr.engine.restore import Progress
 from detr.engine.run_folder import RunFolder, write_json
+from detr.engine.run_lock import RunLock
 from detr.engine.settings import TrainerSettings
 from detr.engine.state import TrainState, has_batch_statistics
 from detr.engine.step import StepResult, train_step
@@ -49,6 +50,7 @@ class RunDescription:
     class_table: ClassTable
     preprocessing: dict[str, Any]
     config: dict[str, Any]
+    data: dict[str, str] = field(default_factory=dict)
 
 
 class Trainer:
@@ -68,6 +70,7 @@ class Trainer:
         logger: Takes the numbers; enabled on rank 0 only.
         console: Shows progress between two logs; None on the other ranks.
         media: Logs pictures and tables of each evaluation; None on the other ranks, or where nobody takes them.
+        lock: On the folder; see `CheckpointWriter`.
     """
 
     def __init__(
@@ -86,6 +89,7 @@ class Trainer:
         logger: Logger,
         console: ConsoleLogger | None = None,
         media: EvaluationMedia | None = None,
+        lock: RunLock | None = None,
     ) -> None:
         self.state = state
         self.train_loader = train_loader
@@ -100,7 +104,7 @@ class Trainer:
         self.console = console
         self.media = media
         self.progress = progress
-        self.writer = CheckpointWriter(folder, keep_last=settings.keep_last)
+        self.writer = CheckpointWriter(folder, keep_last=settings.keep_last, lock=lock)
         self.stop = StopRequest()
         self.clock = TrainingClock(progress.train_s)
         self._time_is_up = False
@@ -197,7 +201,9 @@ class Trainer:
 
     def _train_epoch(self) -> None:
         """Train what is left of the epoch: all of it, unless the run was resumed within."""
-        self.train_loader.set_epoch(self.progress.epoch, start=self.progress.epoch_samples)
+        # beyond its end where images were taken out of the dataset since the run was saved
+        start = min(self.progress.epoch_samples, self.train_loader.num_samples)
+        self.train_loader.set_epoch(self.progress.epoch, start=start)
         self.state.schedule.seek(self.progress.epoch, steps_per_epoch(self.train_loader, self.settings.accumulate))
         self._enter("data")
         interval = Interval()
@@ -354,4 +360,5 @@ class Trainer:
             best=self.progress.best,
             epoch_samples=self.progress.epoch_samples,
             train_s=self.clock.seconds,
+            data=self.description.data,
         )

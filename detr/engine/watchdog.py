@@ -5,11 +5,12 @@ import logging
 import sys
 import threading
 import time
+from contextlib import suppress
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Self
 
-from torch.distributed import Store
+from torch.distributed import DistError, Store
 
 _logger = logging.getLogger(__name__)
 
@@ -76,8 +77,7 @@ class Watchdog:
             if reported is not None and mark is not reported:
                 # it went on after all: what it has posted is old
                 reported = None
-                if self._store is not None:
-                    self._store.delete_key(_key(self._rank))
+                self._forget_place()
             if mark is not reported and time.monotonic() - mark.since_s > limit_s:
                 reported = mark
                 self._report(mark)
@@ -85,9 +85,22 @@ class Watchdog:
     def _report(self, mark: _Mark) -> None:
         message = f"rank {self._rank} has been in {_describe(mark)} for {time.monotonic() - mark.since_s:.0f} s"
         if self._store is not None:
-            message += f". {self._compare(mark, self._store)}"
+            try:
+                message += f". {self._compare(mark, self._store)}"
+            except DistError as error:
+                # it went with the process that keeps it, which may be why the ranks hang
+                message += (
+                    f". The store in which ranks say where they are does not answer ({error}): look whether torchrun "
+                    "and the machine of rank 0 are still there"
+                )
         _logger.error("%s. What its threads do follows", message)
         faulthandler.dump_traceback(file=sys.__stderr__ or 2, all_threads=True)
+
+    def _forget_place(self) -> None:
+        if self._store is not None:
+            # a store that is gone holds nothing
+            with suppress(DistError):
+                self._store.delete_key(_key(self._rank))
 
     def _compare(self, mark: _Mark, store: Store) -> str:
         """What all ranks are in, and who keeps the others waiting."""

@@ -37,6 +37,7 @@ def command(folder: Path, ranks: int, arguments: list[str], *, restarts: int = 0
 
 def run_to_end(folder: Path, ranks: int, arguments: list[str]) -> list[float]:
     """The loss of every step."""
+    say_if_complete(folder)
     finished = subprocess.run(command(folder, ranks, arguments), capture_output=True, text=True, check=False)
     if finished.returncode:
         raise SystemExit(f"BAD  {folder.name} ended with {finished.returncode}:\n{finished.stderr[-3000:]}")
@@ -55,7 +56,7 @@ def difference(run: list[float], reference: list[float]) -> float:
 
 def run_and_kill(folder: Path, ranks: int, arguments: list[str], *, step: int) -> list[float]:
     """The same run, whose last rank is killed once `step` steps are logged; from its start, unless it is complete."""
-    if (folder / "metrics.json").exists():
+    if say_if_complete(folder):
         return losses(folder)
     shutil.rmtree(folder, ignore_errors=True)
     with (folder.parent / "killed.log").open("w") as log:
@@ -71,6 +72,14 @@ def run_and_kill(folder: Path, ranks: int, arguments: list[str], *, step: int) -
         finally:
             launcher.terminate()
     return losses(folder)
+
+
+def say_if_complete(folder: Path) -> bool:
+    """Whether an earlier start has made this run, perhaps with other code."""
+    is_complete = (folder / "metrics.json").exists()
+    if is_complete:
+        print(f"{folder.name} is taken as an earlier start left it; remove {folder} to run it again", flush=True)
+    return is_complete
 
 
 def rows_so_far(folder: Path) -> list[dict[str, float]]:

@@ -174,3 +174,27 @@ def test_coco_mini_comes_out_of_the_loader(shared_dir):
     assert all(side % 32 == 0 for side in batch.images.pixels.shape[2:])
     assert len(data.val_ground_truth()["images"]) == 40
     assert sum(annotation["iscrowd"] for annotation in data.val_ground_truth()["annotations"]) == 5
+
+
+@pytest.mark.parametrize("change", ["nothing", "an image less", "another order"])
+def test_fingerprints_tell_states_of_a_dataset_apart(coco_root, change):
+    def train_fingerprint() -> str:
+        return open_data("+data=coco", "+transforms=native", f"data.root={coco_root}").fingerprints()["train"]
+
+    before = train_fingerprint()
+    [path] = (coco_root / "annotations").glob("*train*.json")
+    content = json.loads(path.read_text())
+    first = content["images"][0]
+    # order counts, so it must show in the shapes
+    first["height"] += 1
+    path.write_text(json.dumps(content))
+    wider = train_fingerprint()
+    assert wider != before
+    if change == "an image less":
+        content["images"] = content["images"][1:]
+        content["annotations"] = [row for row in content["annotations"] if row["image_id"] != first["id"]]
+    elif change == "another order":
+        other = content["images"][-1]
+        first["height"], other["height"] = other["height"], first["height"]
+    path.write_text(json.dumps(content))
+    assert (train_fingerprint() == wider) == (change == "nothing")

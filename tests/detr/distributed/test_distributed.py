@@ -30,6 +30,7 @@ def test_one_process_needs_no_group(no_launcher: None):
     assert not distributed.all_reduce_mean(tensor).requires_grad
     assert distributed.broadcast_object("value") == "value"
     assert distributed.gather_objects("value") == ["value"]
+    distributed.require_same({"key": "value"}, advice="")
     distributed.barrier()
     distributed.cleanup()
     assert not torch.distributed.is_initialized()
@@ -113,6 +114,10 @@ def test_collectives_of_two_ranks(tmp_path: Path, environment: dict[str, str]):
         assert report["averaged"] == means
         assert report["averaged strides"] == report["given strides"]
         assert report["broadcast parameter"] == [0, 0]
+        assert report["refused"] == (
+            "rank 1 differs from rank 0: seed is 2 instead of 1, more is 2 instead of (absent); start them alike"
+        )
+        assert "key 4 is 1 instead of 0, and 2 more;" in report["refused many"]
     assert reports[0]["gathered"] == ["", "x" * 1000]
     assert reports[1]["gathered"] == []
 

@@ -27,6 +27,14 @@ def in_every_layout(rank: int) -> list[torch.Tensor]:
     ]
 
 
+def refusal(facts: dict[str, object]) -> str:
+    try:
+        distributed.require_same(facts, advice="start them alike")
+    except ValueError as error:
+        return str(error)
+    return ""
+
+
 def main(output_dir: Path) -> None:
     context = distributed.init_distributed("cpu")
     rank = context.rank
@@ -52,6 +60,9 @@ def main(output_dir: Path) -> None:
     parameter = torch.nn.Parameter(torch.full((2,), float(rank)))
     distributed.broadcast_tensors([parameter])
     report["broadcast parameter"] = parameter.tolist()
+    distributed.require_same({"seed": 1, "data": "photos"}, advice="never said")
+    report["refused"] = refusal({"seed": 1 + rank, "data": "photos"} | ({"more": 2} if rank else {}))
+    report["refused many"] = refusal({f"key {number}": rank for number in range(7)})
     distributed.barrier()
     (output_dir / f"{rank}.json").write_text(json.dumps(report))
     distributed.cleanup()

@@ -167,7 +167,9 @@ def make_trainer(
     torch.manual_seed(7)
     progress = Progress()
     if folder.resume_from is not None:
-        progress = resume(state, folder.resume_from, class_table=data.class_table, context=ONE_RANK)
+        progress = resume(
+            state, folder.resume_from, class_table=data.class_table, context=ONE_RANK, data=data.fingerprints()
+        )
     start_run_folder(folder, config)
     return Trainer(
         state,
@@ -177,7 +179,7 @@ def make_trainer(
         PostProcess(),
         settings=options,
         folder=folder,
-        description=RunDescription(data.class_table, data.preprocessing, config),
+        description=RunDescription(data.class_table, data.preprocessing, config, data.fingerprints()),
         context=ONE_RANK,
         progress=progress,
         logger=logger or JsonlLogger(folder.metrics_log),

@@ -183,6 +183,36 @@ def test_other_ranks_go_on_at_the_same_images_and_say_what_changes(
     assert state.schedule.num_steps == 8
 
 
+@pytest.mark.parametrize(("num_images", "num_steps_left"), [(4, 0), (12, 1), (16, 2)])
+def test_a_dataset_that_changed_is_said_and_gone_on_with(
+    trainer: Callable[..., Any],
+    data: Callable[..., Any],
+    tmp_path: Path,
+    caplog: pytest.LogCaptureFixture,
+    num_images: int,
+    num_steps_left: int,
+):
+    """Eight of twelve images into the second epoch; with four images, that is beyond its end."""
+    run = trainer(tmp_path / "run", epochs=2, data=data(num_train_images=12), save_every_steps=1)
+
+    def die() -> None:
+        raise RuntimeError("killed")
+
+    run.logger = CompositeLogger([run.logger, AtStep(6, die)])
+    with pytest.raises(RuntimeError, match="killed"):
+        run.fit()
+    saved = load_checkpoint(tmp_path / "run" / "last.pt")
+    assert (saved.epoch, saved.epoch_samples, saved.global_step) == (1, 8, 5)
+    caplog.clear()
+    again = trainer(tmp_path / "run", epochs=2, data=data(num_train_images=num_images))
+    said = [record.message for record in caplog.records if "the dataset is not the one" in record.message]
+    assert len(said) == (num_images != 12)
+    assert all("train: 12 images, shapes" in line and f" -> {num_images} images" in line for line in said)
+    again.fit()
+    assert again.progress.epoch == 2
+    assert again.progress.global_step == 5 + num_steps_left
+
+
 def test_a_rank_that_does_not_see_the_checkpoint_says_so(
     train_state: Callable[..., Any], data: Callable[..., Any], tmp_path: Path
 ):

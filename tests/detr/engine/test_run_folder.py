@@ -1,3 +1,5 @@
+import errno
+import os
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -12,6 +14,7 @@ from detr.engine.run_folder import (
     open_run_folder,
     start_run_folder,
     write_config,
+    write_json,
 )
 
 CONFIG = {"name": "a", "seed": 1, "device": "cpu", "model": {"num_queries": 10, "layers": [1, 2]}}
@@ -121,6 +124,24 @@ def test_the_newest_checkpoint_that_is_whole_is_found(
         newest.write_bytes(newest.read_bytes()[:-100])
     with pytest.raises(ValueError, match=r"(?s)no checkpoint is readable.*last\.pt.*best\.pt.*another name="):
         open_run_folder(tmp_path, CONFIG, resume="auto")
+
+
+@pytest.mark.parametrize("write", [write_config, lambda folder, value: write_json(folder / "config.yaml", value)])
+def test_a_full_disk_leaves_what_a_run_is_known_by(
+    make_run: Callable[..., None], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, write: Callable[..., None]
+):
+    """A resumed run writes its configuration again: cut short, the folder would seem to be another run's."""
+    make_run(tmp_path / "run", CONFIG)
+
+    def refuse(descriptor: int) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(os, "fsync", refuse)
+    with pytest.raises(OSError, match=r"config\.yaml is as it was. Make room and start the same command again"):
+        write(tmp_path / "run", CONFIG)
+    monkeypatch.undo()
+    assert open_run_folder(tmp_path / "run", CONFIG, resume="auto").resume_from is not None
+    assert not list((tmp_path / "run").glob(".*"))
 
 
 def test_results_of_unknown_origin_are_left_alone(tmp_path: Path):

@@ -1,6 +1,7 @@
 import errno
 import fcntl
 import logging
+import multiprocessing
 import os
 import shutil
 import socket
@@ -13,6 +14,9 @@ from typing import Any
 
 import pytest
 
+from detr.engine.checkpoint import Checkpoint
+from detr.engine.checkpoint_writer import CheckpointWriter
+from detr.engine.run_folder import RunFolder
 from detr.engine.run_lock import LOCK, RunLock
 
 HOLD = """
@@ -166,11 +170,115 @@ def test_other_errors_of_the_file_system_are_not_taken_for_a_lock(tmp_path: Path
         raise OSError(errno.EIO, "broken disk")
 
     monkeypatch.setattr(fcntl, "lockf", refuse)
-    with RunLock(tmp_path / "run") as lock, pytest.raises(OSError, match="broken disk"):
+    with RunLock(tmp_path / "run") as lock, pytest.raises(OSError, match="cannot be used: broken disk; make room"):
         lock.acquire()
 
 
-def test_a_file_is_no_folder(tmp_path: Path):
-    (tmp_path / "run").write_text("")
-    with RunLock(tmp_path / "run") as lock, pytest.raises(ValueError, match="is a file; give a folder"):
+@pytest.mark.parametrize(
+    ("output_dir", "message"),
+    [
+        ("file", "file is a file; give a folder"),
+        ("file/a/run", "file is a file; give a folder"),
+        ("link", "link is a link to nothing; make its target"),
+        ("link/run", "link is a link to nothing; make its target"),
+        ("/proc/run", "cannot be used: No such file or directory; make room there, or give a folder"),
+    ],
+)
+def test_a_folder_that_cannot_be_made_is_explained(tmp_path: Path, output_dir: str, message: str):
+    (tmp_path / "file").write_text("")
+    (tmp_path / "link").symlink_to(tmp_path / "nowhere" / "x")
+    with RunLock(tmp_path / output_dir) as lock, pytest.raises((ValueError, OSError), match=message) as error:
         lock.acquire()
+    assert output_dir in str(error.value)
+
+
+def test_a_full_disk_is_explained(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """Once, and not again when the file is closed."""
+
+    def refuse(*_: Any) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(os, "write", refuse)
+    lock = RunLock(tmp_path / "run")
+    with lock, pytest.raises(OSError, match="run cannot be used: No space left on device; make room there"):
+        lock.acquire()
+    assert not (tmp_path / "run").exists()
+
+
+def remove(folder: Path) -> None:
+    shutil.rmtree(folder)
+
+
+def remove_and_make_again(folder: Path) -> None:
+    shutil.rmtree(folder)
+    folder.mkdir()
+    (folder / LOCK).write_text("7 node7\n")
+
+
+def move_away(folder: Path) -> None:
+    folder.rename(folder.with_name("old"))
+
+
+def put_a_file_there(folder: Path) -> None:
+    shutil.rmtree(folder)
+    folder.write_text("")
+
+
+@pytest.mark.parametrize("change", [remove, remove_and_make_again, move_away, put_a_file_there])
+def test_a_run_whose_folder_goes_away_writes_nothing_more(
+    tmp_path: Path, checkpoint: Checkpoint, change: Callable[[Path], None]
+):
+    """What is in its place belongs to somebody else."""
+    folder = tmp_path / "run"
+    with RunLock(folder) as lock:
+        lock.acquire()
+        lock.require()
+        change(folder)
+        before = sorted(tmp_path.rglob("*"))
+        with pytest.raises(OSError, match="was removed or moved away while this run trained"):
+            lock.require()
+        writer = CheckpointWriter(RunFolder(folder, None), keep_last=2, lock=lock)
+        with pytest.raises(OSError, match="was removed or moved away"):
+            writer.save(checkpoint, is_best=False)
+    assert sorted(tmp_path.rglob("*")) == before
+
+
+def test_a_file_system_that_numbers_files_anew_is_no_other_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(os.path, "samestat", lambda *_: False)
+    with RunLock(tmp_path / "run") as lock:
+        lock.acquire()
+        lock.require()
+        (tmp_path / "run" / LOCK).unlink()
+        with pytest.raises(OSError, match="was removed"):
+            lock.require()
+
+
+def take_often(folder: Path, count: int, failures: "multiprocessing.Queue[str]") -> None:
+    """Each time the folder is new, and gone again; a second process in it would find the mark."""
+    mark = folder.parent.parent / "mark"
+    for _ in range(count):
+        try:
+            with RunLock(folder, wait_here_s=30) as lock:
+                lock.acquire()
+                mark.touch(exist_ok=False)
+                mark.unlink()
+        except (OSError, ValueError) as error:
+            failures.put(f"{type(error).__name__}: {error}")
+    failures.put("")
+
+
+def test_processes_that_take_a_folder_at_the_same_time(tmp_path: Path):
+    """One at a time, whatever the others do to the folder between its making, its lock and its end."""
+    failures: multiprocessing.Queue[str] = multiprocessing.Queue()
+    processes = [
+        multiprocessing.Process(target=take_often, args=(tmp_path / "a" / "run", 150, failures)) for _ in range(4)
+    ]
+    for process in processes:
+        process.start()
+    found = []
+    while found.count("") < len(processes):
+        found.append(failures.get(timeout=60))
+    for process in processes:
+        process.join()
+    assert [failure for failure in found if failure] == []
+    assert [path for path in tmp_path.rglob("*") if path.is_file()] == []

@@ -26,7 +26,7 @@ def reports(tmp_path_factory: pytest.TempPathFactory, environment: dict[str, str
             check=False,
         )
         assert finished.returncode == 0, finished.stderr
-    return {path.stem: torch.load(path, weights_only=True) for path in output_dir.iterdir()}
+    return {path.stem: torch.load(path, weights_only=True) for path in output_dir.glob("rank*.pt")}
 
 
 @pytest.mark.parametrize(
@@ -65,3 +65,26 @@ def test_averaging_after_the_pass_equals_averaging_within(reports: dict[str, Any
         within, after = (reports["rank0_of_2"][f"{kind}torch.float64/{what}"] for kind in ("", "averaged "))
         for name, tensor in within.items():
             torch.testing.assert_close(after[name], tensor, rtol=0, atol=1e-12, msg=name)
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_gradients_of_other_weights_are_not_averaged(reports: dict[str, Any], rank: int):
+    """In the order of their memory, nothing would show: it gives numbers, on all ranks the same."""
+    found = reports[f"rank{rank}_of_2"]["refusals"]
+    assert found["layouts"].startswith("rank 1 differs from rank 0: backbone.")
+    assert ", torch.float64 instead of [" in found["layouts"]
+    assert found["no gradient"].startswith("1 parameters have no part in the loss of this step (unused)")
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+@pytest.mark.parametrize(
+    ("what", "message"),
+    [
+        ("settings", "rank 1 differs from rank 0: optimizer.lr is 1 instead of 0; give the same command on every"),
+        ("data", "rank 1 differs from rank 0: data train is 1 images instead of 0 images; give every machine the same"),
+        ("checkpoint", "rank 1 differs from rank 0: the step is 8 instead of 7; "),
+    ],
+)
+def test_ranks_that_would_drift_apart_are_all_refused(reports: dict[str, Any], rank: int, what: str, message: str):
+    """Each would train on, and rank 0 would save weights that only it has."""
+    assert reports[f"rank{rank}_of_2"]["refusals"][what].startswith(message)

@@ -1,5 +1,7 @@
 """Stalls are reported with rank, phase and who keeps the others waiting."""
 
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable
@@ -7,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from torch.distributed import HashStore
+from torch.distributed import HashStore, TCPStore
 
 from detr.engine import watchdog as module
 from detr.engine.watchdog import Watchdog
@@ -33,6 +35,30 @@ def test_a_stall_is_said_once_with_its_phase(caplog: pytest.LogCaptureFixture, c
     [message] = [record.message for record in caplog.records]
     assert "rank 0 has been in data after step 12 for 0 s" in message
     assert "test_a_stall_is_said_once_with_its_phase" in capfd.readouterr().err
+
+
+STORE = """
+from torch.distributed import TCPStore
+store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+print(store.port, flush=True)
+input()
+"""
+
+
+def test_stalls_are_said_without_a_store(caplog: pytest.LogCaptureFixture, capfd: pytest.CaptureFixture[str]):
+    """torchrun or its machine is gone, which leaves the other ranks hanging: one stall after another."""
+    command = [sys.executable, "-c", STORE]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as keeper:
+        stdout = keeper.stdout
+        assert stdout is not None
+        store = TCPStore("127.0.0.1", int(stdout.readline()), is_master=False)
+        keeper.kill()
+    with Watchdog(0.1, world_size=2, store=store) as watchdog:
+        for step in (12, 13):
+            watchdog.enter(step, "training step")
+            wait_for(lambda step=step: f"in training step after step {step}" in caplog.text)
+    assert caplog.text.count("look whether torchrun and the machine of rank 0 are still there") == 2
+    assert "test_stalls_are_said_without_a_store" in capfd.readouterr().err
 
 
 def test_progress_is_no_stall(caplog: pytest.LogCaptureFixture):

@@ -2,20 +2,27 @@
 
 import copy
 import sys
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
 import torch
+from torch import nn
 
-from detr.distributed import DistributedContext, broadcast_tensors, cleanup, init_distributed, is_main
+from detr.distributed import DistributedContext, cleanup, init_distributed, is_main
+from detr.engine.checkpoint import Checkpoint, save_checkpoint
 from detr.engine.optim import build_adamw
 from detr.engine.precision import Precision
+from detr.engine.restore import resume
+from detr.engine.same_run import require_same_run
 from detr.engine.schedule import StepDecay
-from detr.engine.state import TrainState, build_train_state
+from detr.engine.state import TrainState, build_train_state, share_weights
 from detr.engine.step import train_step
 from detr.losses import HungarianMatcher, SetCriterion
 from detr.models import Backbone, DeformableDETR, deformable_detr
-from detr.structures import Batch, ImageBatch, Target
+from detr.structures import Batch, ClassTable, ImageBatch, Target
+
+TABLE = ClassTable(("a",), (1,))
 
 # boxes of each image; rank 1 of 2 gets the second half of each pair, in the second window nothing but negatives
 WINDOWS = [[(3, 1), (0, 4)], [(2, 0), (5, 0)]]
@@ -57,8 +64,59 @@ def build_state(model: DeformableDETR, context: DistributedContext, *, averaged:
     )
     if not averaged:
         return state
-    broadcast_tensors([*state.detector.parameters(), *state.evaluated.parameters()])
+    for model in (state.detector, state.evaluated):
+        share_weights(model)
     return replace(state, averages_gradients=True)
+
+
+def refusals(state: TrainState, context: DistributedContext, folder: Path) -> dict[str, str]:
+    """What is said to ranks that would train other weights than the others, or average them with other ones."""
+    rank = context.rank
+    other = copy.deepcopy(state.detector)
+    if context.rank == 1:
+        other.to(memory_format=torch.contiguous_format)
+    # no rank has it, so that both get as far as the refusal
+    unused = nn.Parameter(torch.zeros(3))
+    state.detector.register_parameter("unused", unused)
+    state.optimizer.add_param_group({"params": [unused]})
+    [window, _] = make_windows(context.rank, context.world_size)
+    return {
+        "layouts": refusal(lambda: share_weights(other)),
+        "no gradient": refusal(lambda: train_step(state, window)),
+        "settings": refusal(lambda: require_same_run({"name": str(rank), "optimizer": {"lr": rank}}, {})),
+        "data": refusal(lambda: require_same_run({"data": {"root": f"/{rank}"}}, {"train": f"{rank} images"})),
+        "checkpoint": refusal(lambda: resume_other_files(state, context, folder)),
+    }
+
+
+def resume_other_files(state: TrainState, context: DistributedContext, folder: Path) -> None:
+    """As where a run replaces its last.pt between the reads of two ranks."""
+    path = folder / f"last_{context.rank}.pt"
+    checkpoint = Checkpoint(
+        epoch=1,
+        global_step=7 + context.rank,
+        model=state.detector.state_dict(),
+        optimizer=state.optimizer.state_dict(),
+        schedule=state.schedule.state_dict(),
+        scaler={},
+        ema=None,
+        random_states=[],
+        class_table=TABLE,
+        preprocessing={},
+        config={},
+        metrics={},
+        best={},
+    )
+    save_checkpoint(checkpoint, path)
+    resume(state, path, class_table=TABLE, context=context)
+
+
+def refusal(attempt: Callable[[], object]) -> str:
+    try:
+        attempt()
+    except ValueError as error:
+        return str(error)
+    return ""
 
 
 def main(output_dir: Path) -> None:
@@ -92,6 +150,8 @@ def main(output_dir: Path) -> None:
             report[f"{kind}{dtype}/{number}"] = {"gradients": gradients, "loss": result.loss, "norm": result.grad_norm}
         report[f"{kind}{dtype}/weights"] = state.detector.state_dict()
         report[f"{kind}{dtype}/ema"] = state.ema.module.state_dict()
+        if kind and context.world_size > 1:
+            report["refusals"] = refusals(state, context, output_dir)
     torch.save(report, output_dir / f"rank{context.rank}_of_{context.world_size}.pt")
     assert is_main() == (context.rank == 0)
     cleanup()

@@ -1,0 +1,35 @@
+"""What every rank must have been told alike: else each would train other weights, and nothing would say so."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from detr.distributed import require_same
+from detr.engine.run_folder import flatten
+
+# where machines may differ: names that hold the time, the place of files (whose content is compared), hardware
+_OF_A_MACHINE = (
+    *("name", "output_dir", "logger", "report"),
+    *("data.root", "data.train", "data.val", "data.cache_dir", "data.num_workers"),
+)
+
+
+def require_same_run(config: Mapping[str, Any], data: Mapping[str, str]) -> None:
+    """Refuse ranks that were started with other settings, or see another dataset. A collective.
+
+    Args:
+        config: The resolved configuration of this rank.
+        data: Fingerprints of the dataset that this rank reads.
+
+    Raises:
+        ValueError: A rank differs from rank 0; raised on every rank.
+    """
+    settings = {
+        key: value
+        for key, value in flatten(config).items()
+        if not any(key == own or key.startswith(own + ".") for own in _OF_A_MACHINE)
+    }
+    require_same(settings, advice="give the same command on every machine")
+    require_same(
+        {f"data {split}": fingerprint for split, fingerprint in data.items()},
+        advice="give every machine the same copy of the dataset",
+    )
