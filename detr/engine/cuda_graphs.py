@@ -6,6 +6,7 @@ the optimizer stay outside.
 
 import gc
 import logging
+from collections.abc import Callable
 
 import torch
 from torch import Tensor, nn
@@ -42,6 +43,8 @@ class GraphedDetector(nn.Module):
             raise ValueError(f"trainer.cuda_graphs=true needs a CUDA device; got {device}. Set it to false")
         self.detector = detector
         self.max_graphs = max_graphs
+        # called before a size is captured: no other thread may use the device meanwhile
+        self.before_capture: Callable[[], None] | None = None
         self._pool = torch.cuda.graph_pool_handle()
         # in a dict, so no submodules: their parameters are the detector's
         self._passes: dict[tuple[int, ...], _TensorPass] = {}
@@ -92,6 +95,8 @@ class GraphedDetector(nn.Module):
         return output
 
     def _capture(self, images: ImageBatch) -> "_TensorPass":
+        if self.before_capture is not None:
+            self.before_capture()
         # copies, since the graph reads from where they are now
         arguments = (images.pixels.clone(), images.sizes.clone())
         # a cast that was cached before would be captured as if it never changed

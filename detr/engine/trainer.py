@@ -105,6 +105,9 @@ class Trainer:
         self.media = media
         self.progress = progress
         self.writer = CheckpointWriter(folder, keep_last=settings.keep_last, lock=lock)
+        if state.graphs is not None:
+            # the thread that writes waits for the device, which ends a capture under way
+            state.graphs.before_capture = self.writer.wait
         self.stop = StopRequest()
         self.clock = TrainingClock(progress.train_s)
         self._time_is_up = False

@@ -7,16 +7,19 @@ from torch import nn
 from detr.benchmark.steps.data import synthetic_batches
 from detr.distributed import DistributedContext
 from detr.engine.as_if_not_run import as_if_not_run
+from detr.engine.checkpoint import Checkpoint
+from detr.engine.checkpoint_writer import CheckpointWriter
 from detr.engine.cuda_graphs import GraphedDetector, _from_tensors, _to_tensors
 from detr.engine.optim import build_adamw
 from detr.engine.precision import Precision
+from detr.engine.run_folder import RunFolder
 from detr.engine.schedule import StepDecay
 from detr.engine.settings import TrainerSettings
 from detr.engine.state import build_train_state
 from detr.engine.step import train_step
 from detr.losses import HungarianMatcher, SetCriterion
 from detr.models import Backbone, deformable_detr
-from detr.structures import DetectorOutput, LayerOutput
+from detr.structures import ClassTable, DetectorOutput, LayerOutput
 from ops import KernelConfig
 
 
@@ -103,6 +106,25 @@ def make_state(
     if state.graphs is not None:
         state.graphs.max_graphs = max_graphs
     return state
+
+
+def make_checkpoint(state, *, padding):
+    """`padding` makes it take a while to be copied and written."""
+    return Checkpoint(
+        epoch=0,
+        global_step=0,
+        model=state.detector.state_dict() | {"padding": padding},
+        optimizer=state.optimizer.state_dict(),
+        schedule=state.schedule.state_dict(),
+        scaler=state.scaler.state_dict(),
+        ema=None,
+        random_states=[],
+        class_table=ClassTable(("a",), (1,)),
+        preprocessing={},
+        config={},
+        metrics={},
+        best={},
+    )
 
 
 def flat_gradient(model):
@@ -228,6 +250,27 @@ class TestOnTheGPU:
         # captured anew when it comes
         train_step(state, make_batches()[:1])
         assert (state.graphs.num_graphs, state.graphs.max_graphs) == (1, 1)
+
+    def test_a_capture_waits_for_other_threads_to_leave_the_device(self, tmp_path):
+        state = make_state(cuda_graphs=True)
+        writer = CheckpointWriter(RunFolder(tmp_path, None), keep_last=1)
+        captured_before = []
+
+        def wait():
+            captured_before.append(state.graphs.num_graphs)
+            writer.wait()
+
+        state.graphs.before_capture = wait
+        for height in range(160, 416, 32):
+            payload = make_checkpoint(state, padding=torch.zeros(2**26, device="cuda"))
+            writer.save(payload, is_best=False)
+            [batch] = synthetic_batches(
+                batch_size=2, height=height, width=224, targets_per_image=3, num_classes=5, num_batches=1
+            )
+            for _ in range(2):
+                assert torch.isfinite(train_step(state, [batch]).loss)
+        writer.wait()
+        assert captured_before == list(range(8))
 
     def test_compiled_regions_inside(self):
         state = make_state(cuda_graphs=True, compile=True, precision="bf16", dropout=0.1)

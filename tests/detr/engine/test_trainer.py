@@ -1,6 +1,8 @@
 import json
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -9,6 +11,7 @@ import torch
 from detr.engine.checkpoint import load_checkpoint
 from detr.engine.interval import steps_per_epoch, windows
 from detr.engine.settings import TrainerSettings
+from detr.engine.trainer import Trainer
 from detr.telemetry.loggers import CompositeLogger, JsonlLogger, read_metrics
 
 
@@ -254,3 +257,23 @@ def test_the_log_of_a_start_without_a_checkpoint_is_set_aside(trainer: Callable[
     assert (tmp_path / "run" / "metrics.jsonl").exists()
     trainer(tmp_path / "run", epochs=1).fit()
     assert (tmp_path / "run" / "interrupted_metrics.jsonl").exists()
+
+
+def test_before_a_size_is_captured_the_checkpoint_is_written(trainer: Callable[..., Any], tmp_path: Path):
+    """The thread that writes it waits for the GPU, which would end the capture."""
+    run = trainer(tmp_path)
+    graphs = SimpleNamespace(before_capture=None)
+    again = Trainer(
+        replace(run.state, graphs=graphs),
+        *(run.train_loader, run.val_loader, run.evaluator, run.postprocess),
+        settings=run.settings,
+        folder=run.folder,
+        description=run.description,
+        context=run.context,
+        progress=run.progress,
+        logger=run.logger,
+    )
+    again.writer.save(again._checkpoint([]), is_best=False)
+    graphs.before_capture()
+    assert load_checkpoint(run.folder.last).global_step == 0
+    assert again.writer._pending is None
