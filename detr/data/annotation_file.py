@@ -19,8 +19,8 @@ def load_coco_annotations(
 ) -> CocoAnnotations:
     """Read and check a COCO-format annotation file.
 
-    Category and image ids may be any integers in any order. Missing `iscrowd`, `area`, `width` and `height`,
-    `info` and `licenses` are fine, and so is a byte order mark.
+    Category and image ids may be any integers in any order, also written as floats (`1.0`). Missing `iscrowd`, `area`,
+    `width` and `height`, `info` and `licenses` are fine, and so is a byte order mark.
 
     Args:
         path: The JSON file.
