@@ -13,6 +13,7 @@ from detr.data.annotation_entries import is_int, parse_annotations, shortened
 from detr.data.annotations import CocoAnnotations
 from detr.data.coco import target_boxes
 from detr.data.faults import Fault, exit_code
+from detr.data.holdout import take_part
 from detr.data.image_health import check_images
 from detr.data.layouts import SplitSource
 from detr.data.sources import read_source
@@ -78,6 +79,11 @@ def check_split(
     faults = [*faults, *entry_faults]
     if source.format == "coco":
         faults += _content_findings(content, source.annotations)
+    if source.part is not None:
+        try:
+            annotations, faults = take_part(annotations, faults, source.part)
+        except ValueError as error:
+            return SplitReport(name, [_fatal(source, error)])
     faults += _category_notes(annotations, content)
     if with_images:
         try:
