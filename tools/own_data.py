@@ -58,7 +58,7 @@ def num_queries_for(most_boxes: int) -> int:
 
 def _describe_holdout(holdout: float, boxes_by_class: dict[str, dict[str, int]]) -> list[str]:
     """What was held out, and the classes of which one of the splits has no box."""
-    lines = [f"data.holdout={holdout}: val are training images, always the same, chosen by class and file name"]
+    lines = [f"data.holdout={holdout}: val is held out of train, always the same images, chosen by class and file name"]
     for split, other in (("train", "val"), ("val", "train")):
         absent = [name for name, count in boxes_by_class[other].items() if count and not boxes_by_class[split][name]]
         if absent:

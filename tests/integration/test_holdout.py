@@ -103,7 +103,7 @@ def test_an_export_without_a_split_trains_and_every_tool_sees_the_same_one(
     assert "data.holdout=0.1" in refused("train", *SMALL)
     command = (*SMALL, "data.holdout=0.2")
     out = tool("train", *command)
-    assert "data.holdout=0.2: val are training images" in out
+    assert "data.holdout=0.2: val is held out of train" in out
     assert "images  16, 3 of them without boxes" in out
     assert "images  4, 1 of them without boxes" in out
     # the class of two images is in both
