@@ -2,8 +2,8 @@
 
 Keys:
   data.root=FOLDER             needed, or data.val.annotations=: COCO, Roboflow, YOLO or Pascal VOC layout
-  data.val.annotations=FILE    needed, or data.root=: a single COCO file; data.train.annotations= likewise
-  data.val.images=null         its images; without them they are not looked at
+  data.val.annotations=FILE    needed, or data.root=: a COCO file, with data.val.images= its images too; train likewise
+  data.holdout=null            0.1 for data without a validation split, as in training
   num_queries=300              of the model; images with more boxes are named
   num_threads=4                images decoded at once
   report=null                  JSON file; null: report.json in output_dir
@@ -23,7 +23,7 @@ from pathlib import Path
 
 from omegaconf import DictConfig
 
-from detr.data import SplitReport, SplitSource, check_split, find_split, format_faults, format_summary
+from detr.data import SplitReport, SplitSource, check_split, find_own_split, format_faults, format_summary
 from detr.engine.run_folder import write_json
 from tools.launcher import hydra_tool
 
@@ -60,13 +60,15 @@ def find_sources(cfg: DictConfig) -> dict[str, tuple[SplitSource, bool]]:
         ValueError: Nothing is given.
     """
     sources: dict[str, tuple[SplitSource, bool]] = {}
+    # other data than `custom` has none
+    holdout = cfg.data.get("holdout")
+    places = {"root": cfg.data.root, "train": cfg.data.train, "val": cfg.data.val}
     for split in ("train", "val"):
-        annotations, images = cfg.data[split].annotations, cfg.data[split].images
-        if annotations is not None and images is None and cfg.data.root is None:
-            sources[split] = (SplitSource("coco", Path(annotations).expanduser(), Path()), False)
-        elif annotations is not None or cfg.data.root is not None:
-            found = find_split(split, root=cfg.data.root, annotations=annotations, images=images)
-            sources[split] = (found, True)
+        given = cfg.data[split if holdout is None else "train"]
+        if given.annotations is not None or cfg.data.root is not None:
+            with_images = given.images is not None or cfg.data.root is not None
+            found = find_own_split(split, **places, holdout=holdout, with_images=with_images)
+            sources[split] = (found, with_images)
     if not sources:
         raise ValueError("what is to be checked? Set data.root=DIR, or data.val.annotations=FILE data.val.images=DIR")
     return sources

@@ -27,12 +27,16 @@ def fit_to_data(cfg: DictConfig, data: DetectionData) -> None:
         data: What `cfg.data` made.
     """
     lines = []
+    boxes_by_class = {}
     most_boxes = 0
     for split, dataset in (("train", data.train_dataset()), ("val", data.val_dataset())):
         assert isinstance(dataset, CocoDataset)
         summary = summarize(dataset.annotations)
+        boxes_by_class[split] = dict(summary["boxes_by_class"])
         most_boxes = max(most_boxes, summary["max_boxes_an_image"])
         lines += [f"{split}: {dataset.annotations.path}", format_summary(summary), f"used: {dataset.counts}"]
+    if cfg.data.holdout is not None:
+        lines += _describe_holdout(cfg.data.holdout, boxes_by_class)
     names = ", ".join(
         f"{category_id} {name}"
         for category_id, name in zip(data.class_table.category_ids, data.class_table.names, strict=True)
@@ -50,6 +54,16 @@ def num_queries_for(most_boxes: int) -> int:
     """Queries for a dataset whose fullest image has `most_boxes` boxes."""
     wished = math.ceil(most_boxes * QUERIES_PER_BOX / QUERIES_STEP) * QUERIES_STEP
     return max(min(max(wished, LEAST_QUERIES), MOST_QUERIES), most_boxes)
+
+
+def _describe_holdout(holdout: float, boxes_by_class: dict[str, dict[str, int]]) -> list[str]:
+    """What was held out, and the classes of which one of the splits has no box."""
+    lines = [f"data.holdout={holdout}: val is held out of train, always the same images, chosen by class and file name"]
+    for split, other in (("train", "val"), ("val", "train")):
+        absent = [name for name, count in boxes_by_class[other].items() if count and not boxes_by_class[split][name]]
+        if absent:
+            lines.append(f"classes of {other} without a box in {split}: {', '.join(absent)}")
+    return lines
 
 
 def _fit_queries(cfg: DictConfig, most_boxes: int, chosen: set[str]) -> list[str]:

@@ -1,6 +1,7 @@
 """Images and boxes, from files or drawn on the fly, to padded batches.
 
     files --layouts, sources (annotation_file, yolo, voc)--> COCO dict --annotation_entries--> CocoAnnotations
+    data without a validation split --own_split, undivided--> one source --holdout--> the CocoAnnotations of both
     CocoAnnotations (flat arrays) --coco--> CocoDataset; health reports on them
     (seed, split, index) --placing, shapes, painting--> synthetic.SyntheticDataset
     dataset[index] --images, transforms--> (uint8 image, Target) --collate--> Batch --loader--> the engine
@@ -25,6 +26,7 @@ from detr.data.health import SplitReport, check_split, format_summary, summarize
 from detr.data.images import IMAGE_SUFFIXES, read_image, read_image_size
 from detr.data.layouts import SplitSource, find_coco_split, find_split
 from detr.data.loader import DetectionLoader, build_train_loader, build_val_loader
+from detr.data.own_split import find_own_split
 from detr.data.samplers import Draw, EvalSampler, TrainSampler
 from detr.data.synthetic import SyntheticDataset
 from detr.data.transforms import (
@@ -65,6 +67,7 @@ __all__ = [
     "detr_augmentation",
     "exit_code",
     "find_coco_split",
+    "find_own_split",
     "find_split",
     "flip_and_resize",
     "format_faults",

@@ -7,6 +7,7 @@ from typing import Any, TypeGuard
 
 import numpy as np
 
+from detr.coco_ids import whole_id
 from detr.data.annotations import CocoAnnotations, PackedStrings
 from detr.data.faults import Fault, listed
 
@@ -111,7 +112,7 @@ def _categories(records: list[dict[str, Any]], found: _Findings) -> dict[int, st
     """The name of each sound category, by id."""
     names: dict[int, str] = {}
     for position, record in enumerate(records):
-        category_id = record.get("id")
+        category_id = whole_id(record.get("id"))
         action = "dropped, and its annotations with it"
         if not is_int(category_id):
             what = f"its id must be an integer; got {shortened(category_id)}"
@@ -130,7 +131,7 @@ def _images(records: list[dict[str, Any]], found: _Findings) -> dict[int, tuple[
     """The file name and the (h, w) of each sound image, by id; (-1, -1) where the file gives no size."""
     images: dict[int, tuple[str, tuple[int, int]]] = {}
     for position, record in enumerate(records):
-        image_id = record.get("id")
+        image_id = whole_id(record.get("id"))
         action = "dropped, and its annotations with it"
         if not is_int(image_id):
             what = f"its id must be an integer; got {shortened(image_id)}"
@@ -141,11 +142,11 @@ def _images(records: list[dict[str, Any]], found: _Findings) -> dict[int, tuple[
         elif fault := _text_fault(record.get("file_name")):
             found.add("file_name", f"image {image_id}", f"'file_name' {fault}", action, image_id=image_id)
         else:
-            images[image_id] = (record["file_name"], _image_size(record, found))
+            images[image_id] = (record["file_name"], _image_size(record, image_id, found))
     return images
 
 
-def _image_size(record: dict[str, Any], found: _Findings) -> tuple[int, int]:
+def _image_size(record: dict[str, Any], image_id: int, found: _Findings) -> tuple[int, int]:
     """(h, w) of an image, (-1, -1) where the file does not say."""
     h, w = record.get("height"), record.get("width")
     if h is None and w is None:
@@ -153,7 +154,7 @@ def _image_size(record: dict[str, Any], found: _Findings) -> tuple[int, int]:
     if not (_is_pixel_count(h) and _is_pixel_count(w)):
         what = f"height and width must be whole numbers of pixels; got {shortened(h)}, {shortened(w)}"
         action = "the size is read from the image"
-        found.add("image_size", f"image {record['id']}", what, action, image_id=record["id"])
+        found.add("image_size", f"image {image_id}", what, action, image_id=image_id)
         return (-1, -1)
     return (int(h), int(w))
 
@@ -176,13 +177,14 @@ class _AnnotationReader:
 
     def read(self, record: dict[str, Any], position: int) -> tuple[int | float, ...] | None:
         """(id or -1, image index, category index, crowd, area, x, y, w, h), or None and a fault."""
-        annotation_id = record.get("id")
+        annotation_id = whole_id(record.get("id"))
         name = f"annotation {annotation_id}" if annotation_id is not None else f"annotation at position {position}"
         if "source" in record:
             name = record["source"]
+        image_id = whole_id(record.get("image_id"))
 
         def fault(kind: str, what: str, action: str = "dropped", where: str = name) -> None:
-            self._found.add(kind, where, what, action, image_id=record.get("image_id"), annotation_id=annotation_id)
+            self._found.add(kind, where, what, action, image_id=image_id, annotation_id=annotation_id)
 
         if annotation_id is not None and not is_int(annotation_id):
             where = f"annotation at position {position}"
@@ -194,7 +196,7 @@ class _AnnotationReader:
         if annotation_id is not None:
             self._seen.add(annotation_id)
 
-        image_id, category_id = record.get("image_id"), record.get("category_id")
+        category_id = whole_id(record.get("category_id"))
         image = self._index(self._index_of_image, "image_id", image_id, lambda: "the file lists no such image", fault)
         category = self._index(
             self._index_of_category, "category_id", category_id, lambda: f"the categories are {self._known_categories}",

@@ -10,6 +10,8 @@ from typing import Any
 from detr.data.annotation_entries import parse_annotations
 from detr.data.annotations import CocoAnnotations
 from detr.data.faults import Fault, FaultyAnnotations, listed
+from detr.data.holdout import take_part
+from detr.data.layouts import Part
 
 _logger = logging.getLogger(__name__)
 
@@ -19,8 +21,8 @@ def load_coco_annotations(
 ) -> CocoAnnotations:
     """Read and check a COCO-format annotation file.
 
-    Category and image ids may be any integers in any order. Missing `iscrowd`, `area`, `width` and `height`,
-    `info` and `licenses` are fine, and so is a byte order mark.
+    Category and image ids may be any integers in any order, also written as floats (`1.0`). Missing `iscrowd`, `area`,
+    `width` and `height`, `info` and `licenses` are fine, and so is a byte order mark.
 
     Args:
         path: The JSON file.
@@ -45,6 +47,7 @@ def checked_annotations(
     need_annotations: bool = True,
     faulty: FaultyAnnotations = "error",
     reader_faults: Sequence[Fault] = (),
+    part: Part | None = None,
 ) -> CocoAnnotations:
     """The annotations of a COCO dict; see `load_coco_annotations`.
 
@@ -54,9 +57,12 @@ def checked_annotations(
         need_annotations: See `load_coco_annotations`.
         faulty: See `load_coco_annotations`.
         reader_faults: What is not in the dict, as whoever made it could not use it.
+        part: Which part of the images to keep, and to say faults of; None: all.
     """
     annotations, entry_faults = parse_annotations(content, path, need_annotations=need_annotations)
     faults = [*reader_faults, *entry_faults]
+    if part is not None:
+        annotations, faults = take_part(annotations, faults, part)
     if faults and faulty == "error":
         raise ValueError(
             f"{path} has {len(faults)} fault(s) that training or evaluation cannot go on with:\n  "

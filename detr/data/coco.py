@@ -18,7 +18,7 @@ from detr.data.epoch_order import repeat_factors
 from detr.data.faults import FaultyAnnotations, FaultyImages, listed
 from detr.data.image_cache import ImageCache
 from detr.data.image_files import load_checked, missing_files, sound_images
-from detr.data.image_health import image_faults
+from detr.data.image_health import header_faults, image_faults
 from detr.data.images import read_image, read_image_size
 from detr.data.transforms import DetectionTransform
 from detr.structures import ClassTable
@@ -80,8 +80,8 @@ class CocoDataset(Dataset[Sample]):
             lying and say so in EXIF; annotation tools show, and so label, them upright.
         faulty_annotations: What to do about faulty entries of the annotation file: "error" or "drop".
         faulty_images: What to do about images that are missing, unreadable or not of their annotated size:
-            "error", where one is met, or "skip", which decodes all of them beforehand and leaves the faulty ones
-            out, of training as of the ground truth.
+            "error": missing ones here; for evaluation also those whose header says so; others where they are met.
+            "skip" decodes all of them beforehand and leaves the faulty ones out, of training as of the ground truth.
         num_threads: How many images "skip" decodes at once.
         cache_dir: Folder in which decoded images are kept; None: nowhere.
 
@@ -91,8 +91,8 @@ class CocoDataset(Dataset[Sample]):
 
     Raises:
         FileNotFoundError: The file, the folder or images are missing; the first of them are listed.
-        ValueError: The annotations are faulty (see `load_coco_annotations`), a file name leaves the folder, or
-            there is nothing to train on.
+        ValueError: The annotations are faulty (see `load_coco_annotations`), a file name leaves the folder, images
+            for evaluation have a faulty header, or there is nothing to train on.
     """
 
     def __init__(
@@ -120,6 +120,9 @@ class CocoDataset(Dataset[Sample]):
             annotations = self._without_faulty_images(annotations, num_threads)
         else:
             _require_files(annotations, self._images)
+            if not training:
+                # training meets its faulty images in the first epoch, validation only after it
+                _require_headers(annotations, self._images, apply_exif=apply_exif)
         num_unsized = int((annotations.image_sizes[:, 0] < 0).sum())
         self._annotations = self._with_image_sizes(annotations) if num_unsized else annotations
         boxes, kept, is_cut = target_boxes(self._annotations)
@@ -231,6 +234,17 @@ def _require_files(annotations: CocoAnnotations, folder: Path) -> None:
             f"{folder.absolute()}; the first:\n  {listed([annotations.file_names[index] for index in missing])}\n"
             "Correct the folder, add the files, remove the images from the annotations, or leave them out with "
             "data.faulty_images=skip"
+        )
+
+
+def _require_headers(annotations: CocoAnnotations, folder: Path, *, apply_exif: bool) -> None:
+    """List the images that are unreadable or not of their annotated size, as far as their headers say."""
+    faults = header_faults(annotations, folder, apply_exif=apply_exif)
+    if faults:
+        raise ValueError(
+            f"{len(faults)} of the {len(annotations.image_ids)} images of {annotations.path} cannot be evaluated on; "
+            f"the first:\n  {listed([fault.problem for fault in faults])}\nReplace these files, correct their "
+            "annotations, or leave the images out with data.faulty_images=skip"
         )
 
 

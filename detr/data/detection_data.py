@@ -31,6 +31,7 @@ class DetectionData:
         pad_to: Round padded heights and widths up to a multiple of this many pixels.
         apply_exif: Whether images are turned as their EXIF orientation says, for the checkpoint.
         sampling: Which training samples meet in a batch; None: chance alone decides.
+        split_by_name: Whether the names of the images decide which of them validate.
     """
 
     def __init__(
@@ -46,6 +47,7 @@ class DetectionData:
         pad_to: int,
         apply_exif: bool = True,
         sampling: Sampling | None = None,
+        split_by_name: bool = False,
     ) -> None:
         self.batch_size = batch_size
         self.val_batch_size = batch_size if val_batch_size is None else val_batch_size
@@ -54,6 +56,7 @@ class DetectionData:
         self._eval_transforms = eval_transforms
         self._apply_exif = apply_exif
         self._sampling = sampling
+        self._split_by_name = split_by_name
         self._open_train = open_train
         self._open_val = open_val
         self._open_val_ground_truth = open_val_ground_truth
@@ -102,9 +105,15 @@ class DetectionData:
 
     def fingerprints(self) -> dict[str, str]:
         """What tells states of the dataset apart, by split: the number of images, and a checksum of their shapes in
-        order, on which the order of an epoch depends. Not of pixels and boxes, which would take minutes. Opens both.
+        order, on which the order of an epoch depends. Not of pixels and boxes, which would take minutes. Where names
+        decide which images validate, also a checksum of the names of these. Opens both.
         """
-        return {"train": _fingerprint(self.train_dataset()), "val": _fingerprint(self.val_dataset())}
+        fingerprints = {"train": _fingerprint(self.train_dataset()), "val": _fingerprint(self.val_dataset())}
+        if self._split_by_name:
+            # images of one shape, as exports resize them, would look alike whichever were held out
+            names = "/".join(image["file_name"] for image in self.val_ground_truth()["images"])
+            fingerprints["val"] += f", names {zlib.crc32(names.encode()):08x}"
+        return fingerprints
 
     def train_loader(
         self, *, seed: int, rank: int = 0, world_size: int = 1, pin_memory: bool = False

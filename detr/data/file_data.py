@@ -9,7 +9,8 @@ from detr.data.coco import CocoDataset
 from detr.data.detection_data import DetectionData
 from detr.data.epoch_order import Sampling
 from detr.data.faults import FaultyAnnotations, FaultyImages
-from detr.data.layouts import Split, SplitSource, find_coco_split, find_split
+from detr.data.layouts import Split, SplitSource, find_coco_split
+from detr.data.own_split import find_own_split
 from detr.data.sources import load_source
 from detr.data.transforms import DetectionTransform, EvalTransform
 
@@ -93,15 +94,16 @@ def custom_data(
     eval_transforms: EvalTransform,
     sampling: Sampling | None = None,
     cache_dir: str | None = None,
+    holdout: float | None = None,
 ) -> DetectionData:
-    """A dataset of one's own, in any of the layouts of `find_split`; see `coco_data` for the arguments."""
-    paths = {"train": train, "val": val}
+    """A dataset of one's own, in any of the layouts of `find_split`; see `coco_data` for the other arguments.
+
+    Args:
+        holdout: The fraction of the images to validate on where there is no validation split; see `find_own_split`.
+    """
 
     def find(split: Split, *, with_images: bool) -> SplitSource:
-        file = paths[split]["annotations"]
-        if not with_images and file is not None:
-            return SplitSource("coco", Path(file).expanduser(), Path())
-        return find_split(split, root=root, **paths[split])
+        return find_own_split(split, root=root, train=train, val=val, holdout=holdout, with_images=with_images)
 
     return _file_data(
         find,
@@ -117,6 +119,7 @@ def custom_data(
         eval_transforms=eval_transforms,
         sampling=sampling,
         cache_dir=cache_dir,
+        split_by_name=holdout is not None,
     )
 
 
@@ -135,12 +138,13 @@ def _file_data(
     eval_transforms: EvalTransform,
     sampling: Sampling | None = None,
     cache_dir: str | None = None,
+    split_by_name: bool = False,
 ) -> DetectionData:
     """The data whose splits `find(split, with_images=...)` finds."""
 
     def load(split: Split, source: SplitSource, *, need_annotations: bool) -> CocoAnnotations:
         other = None
-        if source.format == "voc":
+        if source.format == "voc" and source.part is None:
             # no file lists the classes of a Pascal VOC dataset: they are those of both splits
             other = find("val" if split == "train" else "train", with_images=True)
         return load_source(
@@ -175,4 +179,5 @@ def _file_data(
         pad_to=pad_to,
         apply_exif=apply_exif,
         sampling=sampling,
+        split_by_name=split_by_name,
     )

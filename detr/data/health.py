@@ -8,10 +8,12 @@ from typing import Any
 
 import numpy as np
 
+from detr.coco_ids import whole_id
 from detr.data.annotation_entries import is_int, parse_annotations, shortened
 from detr.data.annotations import CocoAnnotations
 from detr.data.coco import target_boxes
 from detr.data.faults import Fault, exit_code
+from detr.data.holdout import take_part
 from detr.data.image_health import check_images
 from detr.data.layouts import SplitSource
 from detr.data.sources import read_source
@@ -77,6 +79,11 @@ def check_split(
     faults = [*faults, *entry_faults]
     if source.format == "coco":
         faults += _content_findings(content, source.annotations)
+    if source.part is not None:
+        try:
+            annotations, faults = take_part(annotations, faults, source.part)
+        except ValueError as error:
+            return SplitReport(name, [_fatal(source, error)])
     faults += _category_notes(annotations, content)
     if with_images:
         try:
@@ -156,12 +163,13 @@ def _content_findings(content: dict[str, Any], path: Path) -> Iterator[Fault]:
             yield Fault(f"no_{key}", "note", file, f"has no '{key}'", "filled in for evaluation")
     for record in content["images"]:
         if record.get("height") is None and record.get("width") is None:
-            problem = f"image {shortened(record.get('id'))}: no width and height"
-            yield Fault("size_missing", "fault", file, problem, "read from the image", image_id=record.get("id"))
+            image_id = whole_id(record.get("id"))
+            problem = f"image {shortened(image_id)}: no width and height"
+            yield Fault("size_missing", "fault", file, problem, "read from the image", image_id=image_id)
     for position, record in enumerate(content["annotations"]):
-        annotation_id = record.get("id")
+        annotation_id = whole_id(record.get("id"))
         name = f"annotation at position {position}" if annotation_id is None else f"annotation {annotation_id}"
-        ids = {"image_id": record.get("image_id"), "annotation_id": annotation_id}
+        ids = {"image_id": whole_id(record.get("image_id")), "annotation_id": annotation_id}
         if annotation_id is None:
             yield Fault("annotation_id_missing", "fault", file, f"{name}: no id", "numbered for evaluation", **ids)
         elif is_int(annotation_id) and annotation_id == 0:

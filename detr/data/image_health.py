@@ -10,8 +10,11 @@ from PIL import Image
 from detr.data.annotations import CocoAnnotations
 from detr.data.faults import Fault
 from detr.data.image_files import FAULTY_IMAGE_ACTION, ImageSizeError, load_checked, missing_files
+from detr.data.images import read_image_size
 
 _EXIF_ORIENTATION = 0x0112
+# more than cores: on network storage the threads wait for files
+_HEADER_THREADS = 16
 
 
 def image_faults(annotations: CocoAnnotations, folder: Path, *, apply_exif: bool, num_threads: int) -> list[Fault]:
@@ -28,6 +31,33 @@ def image_faults(annotations: CocoAnnotations, folder: Path, *, apply_exif: bool
         ValueError: A name leaves the folder.
     """
     return [fault for fault, _ in _decode_all(annotations, folder, apply_exif, num_threads) if fault is not None]
+
+
+def header_faults(annotations: CocoAnnotations, folder: Path, *, apply_exif: bool) -> list[Fault]:
+    """The images whose header cannot be read or does not give the annotated size, of those that are there.
+
+    Only what the header makes suspect is decoded, and counts if decoding it fails as well. So an image that is
+    truncated after its header is not found.
+
+    Args:
+        annotations: Its images.
+        folder: What its file names are relative to.
+        apply_exif: See `read_image`.
+    """
+
+    def check(index: int) -> Fault | None:
+        path = folder / annotations.file_names[index]
+        size = tuple(annotations.image_sizes[index].tolist())
+        try:
+            found = read_image_size(path, apply_exif=apply_exif)
+        except (ValueError, OSError):
+            found = None
+        if found is not None and (size[0] < 0 or found == size):
+            return None
+        return _decode(path, int(annotations.image_ids[index]), size, apply_exif)[0]
+
+    with ThreadPoolExecutor(_HEADER_THREADS) as threads:
+        return [fault for fault in threads.map(check, range(len(annotations.image_ids))) if fault is not None]
 
 
 def check_images(
@@ -63,16 +93,20 @@ def _decode_all(
         if index in missing:
             problem = f"image {image_id} is not there"
             return Fault("image_missing", "fault", str(path), problem, FAULTY_IMAGE_ACTION, image_id), (-1, -1)
-        h, w = annotations.image_sizes[index].tolist()
-        try:
-            image = load_checked(path, image_id, (h, w), apply_exif=apply_exif)
-        except (ValueError, OSError) as error:
-            kind = "image_size" if isinstance(error, ImageSizeError) else "image_unreadable"
-            return Fault(kind, "fault", str(path), str(error), FAULTY_IMAGE_ACTION, image_id), (-1, -1)
-        return None, (image.shape[1], image.shape[2])
+        return _decode(path, image_id, tuple(annotations.image_sizes[index].tolist()), apply_exif)
 
     with ThreadPoolExecutor(max(1, num_threads)) as threads:
         return list(threads.map(decode, range(len(annotations.image_ids))))
+
+
+def _decode(path: Path, image_id: int, size: tuple[int, int], apply_exif: bool) -> tuple[Fault | None, tuple[int, int]]:
+    """The fault of an image, if any, and its (h, w)."""
+    try:
+        image = load_checked(path, image_id, size, apply_exif=apply_exif)
+    except (ValueError, OSError) as error:
+        kind = "image_size" if isinstance(error, ImageSizeError) else "image_unreadable"
+        return Fault(kind, "fault", str(path), str(error), FAULTY_IMAGE_ACTION, image_id), (-1, -1)
+    return None, (image.shape[1], image.shape[2])
 
 
 def _conversions(path: Path, image_id: int, *, apply_exif: bool) -> list[Fault]:

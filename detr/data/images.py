@@ -96,7 +96,7 @@ def read_image_size(path: str | Path, *, apply_exif: bool = True) -> tuple[int, 
         with Image.open(path) as image:
             w, h = image.size
             # orientations 5 to 8 turn by a quarter; 0x0112 is the tag's number in EXIF
-            quarter_turn = apply_exif and image.getexif().get(0x0112, 1) in (5, 6, 7, 8)
+            quarter_turn = apply_exif and _exif(image, path).get(0x0112, 1) in (5, 6, 7, 8)
     except _PILLOW_ERRORS as error:
         raise ValueError(
             f"cannot read the size of the image {path} ({error}). Replace it, or give height and width in the "
@@ -109,6 +109,28 @@ def _existing(path: Path) -> Path:
     if not path.is_file():
         raise FileNotFoundError(f"there is no image file {path.absolute()}")
     return path
+
+
+def _exif(image: Image.Image, path: Path) -> Image.Exif:
+    """The EXIF block of an opened image. A PNG is decoded only for metadata behind its pixels."""
+    if image.format == "PNG" and not _png_has_late_metadata(path):
+        # the method of PNG images decodes every image that has no EXIF before its pixels
+        return Image.Image.getexif(image)
+    return image.getexif()
+
+
+def _png_has_late_metadata(path: Path) -> bool:
+    """Whether a PNG file has EXIF or text after the first pixels; walks its chunks without reading them."""
+    seen_pixels = False
+    with path.open("rb") as stream:
+        stream.seek(8)
+        while len(header := stream.read(8)) == 8 and header[4:] != b"IEND":
+            seen_pixels = seen_pixels or header[4:] == b"IDAT"
+            if seen_pixels and header[4:] in (b"eXIf", b"tEXt", b"zTXt", b"iTXt"):
+                return True
+            # the data and their checksum
+            stream.seek(int.from_bytes(header[:4], "big") + 4, 1)
+    return False
 
 
 def _num_jpeg_pixels(encoded: np.ndarray) -> int:

@@ -21,6 +21,22 @@ _JSON_BESIDE = ("_annotations.coco.json", "annotations.json", "labels.json", "in
 
 
 @dataclass(frozen=True)
+class Part:
+    """What a split is of a dataset that nobody has divided; see `detr.data.holdout`.
+
+    Attributes:
+        split: Which split.
+        holdout: The fraction of the images that validates, in (0, 1).
+    """
+
+    split: Split
+    holdout: float
+
+    def __str__(self) -> str:
+        return f"the {self.split} part of data.holdout={self.holdout}"
+
+
+@dataclass(frozen=True)
 class SplitSource:
     """Where a split is.
 
@@ -30,6 +46,7 @@ class SplitSource:
         images: The folder that the images' file names are relative to.
         names: "yolo": the file with the class names.
         listing: "voc", "yolo": the text file that lists the images of the split; None: all in the folder.
+        part: Which part of these images the split is; None: all of them.
     """
 
     format: Format
@@ -37,9 +54,10 @@ class SplitSource:
     images: Path
     names: Path | None = None
     listing: Path | None = None
+    part: Part | None = None
 
     def __str__(self) -> str:
-        extra = "".join(f", {path}" for path in (self.names, self.listing) if path is not None)
+        extra = "".join(f", {each}" for each in (self.names, self.listing, self.part) if each is not None)
         return f"{self.format}: {self.annotations} with {self.images}{extra}"
 
 
@@ -61,9 +79,7 @@ def find_split(
     if annotations is not None or images is not None:
         return SplitSource("coco", *find_coco_split(split, root=root, annotations=annotations, images=images))
     folder = _existing_root(split, root, ["annotations", "images"])
-    found = list(
-        dict.fromkeys((*_coco_sources(split, folder), *_yolo_sources(split, folder), *_voc_sources(split, folder)))
-    )
+    found = split_sources(split, folder)
     if len(found) == 1:
         return found[0]
     remedy = f"Set data.{split}.annotations and data.{split}.images to a COCO file and its folder"
@@ -78,6 +94,12 @@ def find_split(
         f"Pascal VOC (Annotations/, JPEGImages/ and ImageSets/Main/{split}.txt, or XML files in {split}/). {remedy}, "
         "or correct data.root"
     )
+
+
+def split_sources(split: Split, root: Path) -> list[SplitSource]:
+    """All that a folder holds of a split; see `find_split`."""
+    sources = (*_coco_sources(split, root), *_yolo_sources(split, root), *_voc_sources(split, root))
+    return list(dict.fromkeys(sources))
 
 
 def find_coco_split(

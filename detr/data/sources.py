@@ -30,7 +30,12 @@ def load_source(
     """
     content, faults = read_source(source, other=other, apply_exif=apply_exif)
     return checked_annotations(
-        content, source.annotations, need_annotations=need_annotations, faulty=faulty, reader_faults=faults
+        content,
+        source.annotations,
+        need_annotations=need_annotations,
+        faulty=faulty,
+        reader_faults=faults,
+        part=source.part,
     )
 
 
@@ -38,6 +43,8 @@ def read_source(
     source: SplitSource, *, other: SplitSource | None, apply_exif: bool
 ) -> tuple[dict[str, Any], list[Fault]]:
     """A split as a COCO dict whose entries are not checked yet, and what its reader could not use.
+
+    Where the split is a part of a dataset (`SplitSource.part`), this is the whole.
 
     Args:
         source: Where it is.

@@ -15,6 +15,7 @@ from typing import Any, TypedDict
 from torch import Tensor
 from torchvision.ops import box_convert
 
+from detr.coco_ids import whole_id
 from detr.structures import ClassTable, Detections
 
 ImageId = int | str
@@ -60,7 +61,7 @@ class GroundTruth:
         Raises:
             ValueError: The id is not in the annotation file.
         """
-        number = self.image_numbers.get(str(image_id))
+        number = self.image_numbers.get(str(whole_id(image_id)))
         if number is None:
             raise ValueError(
                 f"image id {image_id!r} is not among the {len(self.image_numbers)} images of the annotation "
@@ -74,7 +75,7 @@ def prepare_ground_truth(dataset: Mapping[str, Any], source: str = "the annotati
     """Check a COCO dictionary and bring it into the form every backend scores alike; it is left as it is.
 
     Annotation ids are replaced by 1, 2, ..., since the COCO tools read a match with id 0 as none. Image ids
-    are compared as strings, so 7 and "7" are the same image. A missing `area` is w * h, a missing `iscrowd`
+    are compared as strings, so 7, 7.0 and "7" are the same image. A missing `area` is w * h, a missing `iscrowd`
     0. Boxes without area stay, as they do in pycocotools: they count as objects that nothing can find.
 
     Args:
@@ -106,7 +107,7 @@ def prepare_ground_truth(dataset: Mapping[str, Any], source: str = "the annotati
         where = f"{source}: annotation {annotation.get('id', f'number {number}')}"
         bbox = _checked_bbox(annotation.get("bbox"), where)
         category_id = _checked_category(annotation.get("category_id"), categories, where)
-        image_id = annotation.get("image_id")
+        image_id = whole_id(annotation.get("image_id"))
         if str(image_id) not in image_numbers:
             raise ValueError(
                 f"{where}: image_id {image_id!r} is not in `images` ({len(image_numbers)} ids); list the image, or "
@@ -240,7 +241,7 @@ def _read_json(path: Path, what: str) -> Any:
 
 
 def _number_images(images: Sequence[Mapping[str, Any]], source: str) -> dict[str, int]:
-    ids = [image.get("id") for image in images]
+    ids = [whole_id(image.get("id")) for image in images]
     wrong = [id for id in ids if isinstance(id, bool) or not isinstance(id, int | str)]
     if wrong:
         raise ValueError(
@@ -263,7 +264,7 @@ def _category_names(categories: Sequence[Mapping[str, Any]], source: str) -> dic
         raise ValueError(f"{source} lists no categories, so no detection can have a class; add them")
     names: dict[int, str] = {}
     for category in categories:
-        id = category.get("id")
+        id = whole_id(category.get("id"))
         if isinstance(id, bool) or not isinstance(id, int):
             raise ValueError(
                 f"{source}: category ids must be integers; found {id!r}. Correct the `id` of the category and the "
@@ -279,6 +280,7 @@ def _category_names(categories: Sequence[Mapping[str, Any]], source: str) -> dic
 
 
 def _checked_category(category_id: Any, categories: Mapping[int, str], where: str) -> int:
+    category_id = whole_id(category_id)
     if isinstance(category_id, bool) or not isinstance(category_id, int) or category_id not in categories:
         raise ValueError(
             f"{where}: category_id {category_id!r} is not in `categories` of the annotation file "

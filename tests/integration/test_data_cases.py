@@ -101,6 +101,16 @@ def test_a_truncated_image_is_one_line_that_names_it_and_can_be_skipped(
     assert load_checkpoint(tmp_path / "outputs/skipping/last.pt").global_step == 3
 
 
+def test_an_unreadable_validation_image_ends_the_run_before_its_first_step(tool: Tool, refused: Tool, tmp_path: Path):
+    write(tmp_path / "d", [1], boxes_in={0, 1, 2, 3})
+    (tmp_path / "d/val/2.jpg").write_bytes(b"no image")
+    message = refused("train", *SMALL, "data.batch_size=1")
+    assert "1 of the 4 images of d/annotations/instances_val.json cannot be evaluated on" in message
+    assert "image 2: cannot read the image d/val/2.jpg" in message
+    assert not list((tmp_path / "outputs").rglob("*.pt"))
+    tool("train", *SMALL, "data.batch_size=1", "data.faulty_images=skip")
+
+
 def test_faulty_entries_can_be_dropped(tool: Tool, refused: Tool, tmp_path: Path):
     """DETR#190, DETR#28, DDETR#185: named before training, or left out."""
     write(tmp_path / "d", [1, 2, 3, 4, 5], boxes_in={0, 1})

@@ -110,6 +110,42 @@ def test_ground_truth_is_what_pycocotools_computes_with(load, content):
     assert len(coco.loadRes([{"image_id": 7, "category_id": 1, "bbox": [0, 0, 1, 1], "score": 1}]).anns) == 1
 
 
+def float_ids(content):
+    """The content as pandas writes it: every id as a float."""
+    for records in content.values():
+        for record in records:
+            record |= {key: float(record[key]) for key in ("id", "image_id", "category_id") if key in record}
+
+
+def test_whole_ids_that_are_floats_are_integers(load, content):
+    expected = load(content).ground_truth()
+    float_ids(content)
+    assert '"category_id": 5.0' in json.dumps(content)
+    found = load(content)
+    # 7 == 7.0, but not as text
+    assert json.dumps(found.ground_truth()) == json.dumps(expected)
+    assert found.annotation_ids.tolist() == [0, 4, 5, 11]
+    assert all(type(category_id) is int for category_id in found.category_ids)
+
+
+@pytest.mark.parametrize("value", [7.5, float("nan"), float("inf"), 1e300])
+@pytest.mark.parametrize(
+    ("records", "key"),
+    [("images", "id"), ("categories", "id"), ("annotations", "id"), ("annotations", "image_id"),
+     ("annotations", "category_id")],
+)  # fmt: skip
+def test_other_floats_are_no_ids(load, content, records, key, value):
+    content[records][0][key] = value
+    with pytest.raises(ValueError, match=f"{key} must be an integer; got {re.escape(repr(value))}"):
+        load(content)
+
+
+def test_the_float_of_an_id_is_that_id_twice(load, content):
+    content["annotations"][0]["id"] = 4.0
+    with pytest.raises(ValueError, match="annotation 4: more than one has this id"):
+        load(content)
+
+
 @pytest.mark.parametrize(
     ("change", "message"),
     [

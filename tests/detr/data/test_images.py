@@ -3,7 +3,7 @@ import csv
 import numpy as np
 import pytest
 import torch
-from PIL import Image
+from PIL import Image, ImageFile
 
 from detr.data import read_image, read_image_size
 from detr.data.images import _num_jpeg_pixels
@@ -55,6 +55,31 @@ def test_exif_orientation_is_applied_unless_told_not_to(tmp_path, pixels, orient
     assert read_image_size(tmp_path / name) == upright.shape[:2]
     assert np.array_equal(read_image(tmp_path / name, apply_exif=False).permute(1, 2, 0).numpy(), stored)
     assert read_image_size(tmp_path / name, apply_exif=False) == (20, 50)
+
+
+@pytest.mark.parametrize("name", ["a.png", "a.jpg", "a.bmp", "a.tif", "a.webp", "a.gif"])
+def test_a_size_is_read_without_the_pixels(tmp_path, pixels, monkeypatch, name):
+    Image.fromarray(pixels).save(tmp_path / name)
+    monkeypatch.setattr(ImageFile.ImageFile, "load", lambda self: pytest.fail("decoded"))
+    assert read_image_size(tmp_path / name) == (20, 50)
+
+
+@pytest.mark.parametrize("late", [True, False])
+def test_the_orientation_of_a_png_counts_wherever_it_stands(tmp_path, pixels, late):
+    exif = Image.Exif()
+    exif[ORIENTATION_TAG] = 6
+    path = tmp_path / "a.png"
+    Image.fromarray(pixels).save(path, exif=exif)
+    if late:
+        content = path.read_bytes()
+        start = content.index(b"eXIf") - 4
+        end = start + 12 + int.from_bytes(content[start : start + 4], "big")
+        pixels_end = content.index(b"IEND") - 4
+        assert end < pixels_end
+        chunks = (content[:start], content[end:pixels_end], content[start:end], content[pixels_end:])
+        path.write_bytes(b"".join(chunks))
+    assert read_image_size(path) == read_image(path).shape[1:] == (50, 20)
+    assert read_image_size(path, apply_exif=False) == (20, 50)
 
 
 @pytest.mark.parametrize("name", ["a.png", "a.tif"])

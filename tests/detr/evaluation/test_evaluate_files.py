@@ -85,6 +85,17 @@ def test_a_perfect_result_scores_1_although_annotation_ids_start_at_0(shared_dir
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("floats", ["annotations", "detections", "both"])
+def test_whole_ids_that_are_floats_are_integers(write: Write, backend: str, floats: str):
+    dataset, results = small_dataset(), perfect_results()
+    records = [] if floats == "detections" else [record for entries in dataset.values() for record in entries]
+    for record in records + ([] if floats == "annotations" else results):
+        record |= {key: float(record[key]) for key in ("id", "image_id", "category_id") if key in record}
+    metrics = evaluate_files(write("a.json", dataset), write("d.json", results), backend=backend)
+    assert pytest.approx(1) == metrics.AP
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
 def test_string_image_ids_are_matched_as_text(shared_dir: Path, write: Write, backend: str):
     folder = shared_dir / "data/cocoapi-eval/edge"
     annotations, detections = folder / "fce_gt_ignore_test.json", folder / "fce_dt_ignore_test.json"
