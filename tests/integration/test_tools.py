@@ -6,6 +6,7 @@ import logging
 import os
 import subprocess
 import sys
+import warnings
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -127,6 +128,26 @@ def test_keys_of_another_kind_of_data(tool: Tool, tiny: tuple[str, ...], refused
     message = refused("evaluate", "checkpoint=outputs/debug_cpu/last.pt", "data.root=elsewhere")
     assert "data.num_val_images" in message
     assert "data=NAME" in message
+
+
+def test_more_workers_than_cores_are_said_once(tool: Tool, tiny: tuple[str, ...]):
+    """In our words; PyTorch would say it for every loader and every iterator."""
+    num_cores = len(os.sched_getaffinity(0))
+    many = f"data.num_workers={num_cores + 1}"
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        runs = [tool("train", *tiny, many), tool("evaluate", "checkpoint=outputs/debug_cpu/best.pt", many)]
+    assert [out.count(f"{many} is more data workers than the {num_cores} CPU cores") for out in runs] == [1, 1]
+    assert all(f"Set data.num_workers={num_cores}, " in out for out in runs)
+    assert not [str(warning.message) for warning in caught if "worker" in str(warning.message)]
+    assert "more data workers" not in tool("train", *tiny, "data.num_workers=0", "name=alone")
+
+
+def test_what_cannot_be_measured_is_a_dash_on_the_screen(tool: Tool, tiny: tuple[str, ...], tmp_path: Path):
+    out = tool("train", *tiny) + tool("evaluate", "checkpoint=outputs/debug_cpu/best.pt")
+    assert json.loads((tmp_path / "outputs/debug_cpu/metrics.json").read_text())["APl"] == -1
+    assert "val/APl - |" in out
+    assert "-1.0" not in out
 
 
 def test_a_run_goes_on_and_ends(tool: Tool, tiny: tuple[str, ...], tmp_path: Path):
