@@ -6,7 +6,7 @@ Keys:
   schedule.epochs=12     how long; the learning rate falls over it
   data.batch_size=8      images a GPU and step; the learning rate follows it
   precision=fp32         bf16 is much faster on a recent GPU (configs/precision)
-  name=tiny_synthetic    the run's folder is outputs/NAME; the same command again goes on there
+  name=tiny_synthetic    folder outputs/NAME (own data: the name of data.root); the same command goes on there
 
 Examples:
   python tools/train.py experiment=quickstart
@@ -43,10 +43,12 @@ from detr.evaluation import CocoEvaluator, PostProcess, format_ap
 from detr.telemetry.loggers import CompositeLogger, ConsoleLogger, JsonlLogger
 from tools.launcher import hydra_tool, on_rank_zero, print_start, resolved, start_process, warn_if_few_cores
 from tools.own_data import fit_to_data
+from tools.run_names import name_after_data
 
 
 @hydra_tool("train")
 def main(cfg: DictConfig) -> None:
+    name_after_data(cfg)
     context = start_process(cfg)
     data = instantiate(cfg.data)
     if cfg.data._target_ == "detr.data.custom_data":
