@@ -26,10 +26,18 @@ from detr.distributed import is_main
 from detr.engine.checkpoint import Checkpoint, load_checkpoint
 from detr.engine.evaluate import evaluate
 from detr.engine.run_folder import DETECTIONS, GROUND_TRUTH, METRICS, open_result_folder, write_config, write_json
-from detr.evaluation import CocoEvaluator, CocoMetrics, PostProcess, analyze_files, evaluate_files, write_results
+from detr.evaluation import (
+    CocoEvaluator,
+    CocoMetrics,
+    PostProcess,
+    analyze_files,
+    evaluate_files,
+    format_ap,
+    write_results,
+)
 from detr.inference.analysis_report import write_analysis
 from detr.telemetry.loggers import ConsoleLogger
-from tools.launcher import hydra_tool, print_start, resolved, start_process
+from tools.launcher import hydra_tool, print_start, resolved, start_process, warn_if_few_cores
 from tools.saved_model import build_detector, data_config
 
 
@@ -54,7 +62,7 @@ def main(cfg: DictConfig) -> None:
         write_config(folder, config)
         write_json(folder / METRICS, metrics.to_dict())
         print(metrics.format_table())
-        print(f"{folder / METRICS}: AP {metrics.AP:.4f}, AP50 {metrics.AP50:.4f}")
+        print(f"{folder / METRICS}: AP {format_ap(metrics.AP)}, AP50 {format_ap(metrics.AP50)}")
 
 
 def evaluate_checkpoint(cfg: DictConfig, checkpoint: Checkpoint, data_cfg: DictConfig, folder: Path) -> CocoMetrics:
@@ -65,6 +73,7 @@ def evaluate_checkpoint(cfg: DictConfig, checkpoint: Checkpoint, data_cfg: DictC
     if is_main():
         print_start(cfg, context, checkpoint=cfg.checkpoint, epoch=checkpoint.epoch, output=folder)
     data: DetectionData = instantiate(data_cfg)
+    warn_if_few_cores(data.num_workers)
     batches = data.val_loader(
         rank=context.rank, world_size=context.world_size, pin_memory=context.device.type == "cuda"
     )

@@ -21,6 +21,8 @@ from tools.override_checks import CONFIG_DIR, check_overrides, require_keys
 
 T = TypeVar("T")
 
+_log = logging.getLogger(__name__)
+
 # mistakes of the user, whose text says what to do; anything else is ours and keeps its stack trace
 USER_ERRORS = (ValueError, OSError, ImportError, FloatingPointError, MemoryError, BackendUnavailable)
 
@@ -121,6 +123,23 @@ def print_start(cfg: DictConfig, context: DistributedContext, **lines: object) -
         "precision": cfg.precision.name,
     }
     print(format_environment(collect_environment(), run | lines), flush=True)
+
+
+def warn_if_few_cores(num_workers: int) -> None:
+    """Say so on rank 0 if the ranks of this machine start more data workers than the CPU cores they may use.
+
+    Args:
+        num_workers: Of each rank.
+    """
+    num_ranks = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))  # of torchrun
+    num_cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    if is_main() and num_workers * num_ranks > num_cores:
+        on_ranks = f" on each of {num_ranks} ranks" if num_ranks > 1 else ""
+        _log.warning(
+            "data.num_workers=%d%s is more data workers than the %d CPU cores for them: they wait for each other, and "
+            "each takes memory. Set data.num_workers=%d, or leave it if reading files takes longer than decoding them",
+            *(num_workers, on_ranks, num_cores, max(1, num_cores // num_ranks)),
+        )
 
 
 def resolved(cfg: DictConfig) -> dict[str, Any]:

@@ -1,14 +1,13 @@
 """What a run on one's own data takes from the data: queries, optimizer, and a report to read before it starts."""
 
 import math
-from pathlib import Path
 
 from hydra import compose
-from hydra.core.hydra_config import HydraConfig
 from omegaconf import DictConfig
 
 from detr.data import CocoDataset, DetectionData, format_summary, summarize
 from detr.distributed import is_main
+from tools.run_names import chosen_keys
 
 # COCO's fullest training image has 93 boxes, and the paper gives it 300 queries
 QUERIES_PER_BOX = 3
@@ -22,8 +21,7 @@ def fit_to_data(cfg: DictConfig, data: DetectionData) -> None:
     Chosen is what stands on the command line; an experiment chooses all of it.
 
     Args:
-        cfg: The configuration of tools/train.py with data=custom; `model.num_queries`, `optimizer` and `name`
-            (that of the folder) are set.
+        cfg: The configuration of tools/train.py with data=custom; `model.num_queries` and `optimizer` are set.
         data: What `cfg.data` made.
     """
     lines = []
@@ -42,10 +40,8 @@ def fit_to_data(cfg: DictConfig, data: DetectionData) -> None:
         for category_id, name in zip(data.class_table.category_ids, data.class_table.names, strict=True)
     )
     lines.append(f"class ids and names, kept in checkpoints and predictions: {names}")
-    chosen = {override.split("=")[0].lstrip("+") for override in HydraConfig.get().overrides.task}
+    chosen = chosen_keys()
     lines += [*_fit_queries(cfg, most_boxes, chosen), *_fit_optimizer(cfg, chosen)]
-    if cfg.data.root is not None and not chosen & {"name", "output_dir", "experiment"}:
-        cfg.name = Path(cfg.data.root).expanduser().resolve().name
     if is_main():
         print("\n".join(lines), flush=True)
 

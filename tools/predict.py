@@ -14,8 +14,9 @@ Examples:
   python tools/predict.py checkpoint=outputs/NAME/best.pt source=clip.mp4 video_fps=5
 
 Output:
-  outputs/predict (output_dir=): predictions.json (COCO result format, with names), images.json (image ids, and the
-  files that could not be read) and the drawn images, or the drawn video. A bad file is reported and skipped.
+  outputs/predict_SOURCE (name=, output_dir=), SOURCE being the name of the folder, image or video: predictions.json
+  (COCO result format, with names), images.json (image ids, and the files that could not be read) and the drawn images,
+  or the drawn video. A bad file is reported and skipped. Results of other settings are not overwritten.
 """
 
 from collections.abc import Iterable
@@ -33,11 +34,13 @@ from detr.inference.prediction_files import IMAGES, write_predictions
 from detr.inference.video import VideoInfo, read_frames, video_info
 from detr.telemetry.loggers import ConsoleLogger
 from tools.launcher import hydra_tool, print_start, resolved, start_process
+from tools.run_names import name_after_source
 from tools.saved_model import build_detector
 
 
 @hydra_tool("predict")
 def main(cfg: DictConfig) -> None:
+    name_after_source(cfg)
     config = resolved(cfg)
     if cfg.checkpoint is None or cfg.source is None:
         raise ValueError(

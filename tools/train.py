@@ -6,7 +6,7 @@ Keys:
   schedule.epochs=12     how long; the learning rate falls over it
   data.batch_size=8      images a GPU and step; the learning rate follows it
   precision=fp32         bf16 is much faster on a recent GPU (configs/precision)
-  name=tiny_synthetic    the run's folder is outputs/NAME; the same command again goes on there
+  name=tiny_synthetic    folder outputs/NAME (own data: the name of data.root); the same command goes on there
 
 Examples:
   python tools/train.py experiment=quickstart
@@ -32,20 +32,23 @@ from detr.engine.model_card import MODEL_CARD, write_model_card
 from detr.engine.optim import describe_groups
 from detr.engine.random_state import seed_everything
 from detr.engine.restore import Progress, resume
+from detr.engine.run_checkpoint import RunDescription
 from detr.engine.run_folder import open_run_folder, start_run_folder
 from detr.engine.run_lock import RunLock
 from detr.engine.same_run import require_same_run
 from detr.engine.state import build_train_state
-from detr.engine.trainer import RunDescription, Trainer
+from detr.engine.trainer import Trainer
 from detr.engine.weights import init_from
-from detr.evaluation import CocoEvaluator, PostProcess
+from detr.evaluation import CocoEvaluator, PostProcess, format_ap
 from detr.telemetry.loggers import CompositeLogger, ConsoleLogger, JsonlLogger
-from tools.launcher import hydra_tool, on_rank_zero, print_start, resolved, start_process
+from tools.launcher import hydra_tool, on_rank_zero, print_start, resolved, start_process, warn_if_few_cores
 from tools.own_data import fit_to_data
+from tools.run_names import name_after_data
 
 
 @hydra_tool("train")
 def main(cfg: DictConfig) -> None:
+    name_after_data(cfg)
     context = start_process(cfg)
     data = instantiate(cfg.data)
     if cfg.data._target_ == "detr.data.custom_data":
@@ -109,6 +112,7 @@ def train(cfg: DictConfig, context: DistributedContext, data: DetectionData, loc
     if is_main():
         compiled = state.compiled or "nothing"
         print_start(cfg, context, compiled=compiled, output=folder.path, parameters=describe_groups(state.optimizer))
+        warn_if_few_cores(data.num_workers)
         if state.compiled is not None:
             # on an H200 53 to 110 seconds, and about 15 from the cache
             print("compiling: the first step takes a minute or two, less from PyTorch's cache on disk", flush=True)
@@ -141,7 +145,9 @@ def train(cfg: DictConfig, context: DistributedContext, data: DetectionData, loc
     )
     metrics = trainer.fit()
     if is_main():
-        print(f"{folder.path}: epoch {progress.epoch}, AP {metrics['AP']:.4f}, AP50 {metrics['AP50']:.4f}")
+        print(
+            f"{folder.path}: epoch {progress.epoch}, AP {format_ap(metrics['AP'])}, AP50 {format_ap(metrics['AP50'])}"
+        )
         if folder.best.is_file():
             write_model_card(load_checkpoint(folder.best), folder.path / MODEL_CARD)
 

@@ -66,7 +66,7 @@ class DetectionLoader:
         self._worker_log = WorkerLog(num_workers)
         self._buffer_states = BufferStates(num_workers)
         self._buffers = ReceivedBuffers(self._buffer_states, page_locker)
-        self._batches: DataLoader[Any] = DataLoader(
+        self._batches = _Batches(
             SeededDataset(dataset, self._worker_log),
             batch_size=batch_size,
             sampler=sampler,
@@ -156,6 +156,13 @@ class DetectionLoader:
             if message is None:
                 raise
             raise ChildProcessError(message) from error
+
+
+class _Batches(DataLoader[Any]):
+    """PyTorch's, without its word about workers and cores, which every loader and every iterator would say anew."""
+
+    def check_worker_number_rationality(self) -> None:
+        """Nothing: the tools say it, once a run."""
 
 
 @dataclass(frozen=True)

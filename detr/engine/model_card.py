@@ -4,10 +4,13 @@ from pathlib import Path
 from typing import Any
 
 from detr.engine.checkpoint import Checkpoint
+from detr.evaluation import format_ap
 
 MODEL_CARD = "MODEL_CARD.md"
 
 _NUM_NAMES = 100
+# of batch norms: saved with the weights, and not trained
+_BATCH_STATISTICS = ("running_mean", "running_var", "num_batches_tracked")
 
 
 def write_model_card(checkpoint: Checkpoint, path: Path, *, data_license: str = "unknown") -> None:
@@ -31,12 +34,14 @@ def model_card(checkpoint: Checkpoint, *, data_license: str = "unknown") -> str:
     names = [f"{name} ({id})" for name, id in zip(table.names, table.category_ids, strict=True) if name]
     shown = ", ".join(names[:_NUM_NAMES]) + (f", and {len(names) - _NUM_NAMES} more" if len(names) > _NUM_NAMES else "")
     numbers = {name: value for name, value in checkpoint.metrics.items() if isinstance(value, int | float)}
-    rows = "\n".join(f"| {name} | {'-' if value < 0 else f'{value:.4f}'} |" for name, value in numbers.items())
-    num_parameters = sum(tensor.numel() for tensor in checkpoint.weights.values())
+    rows = "\n".join(f"| {name} | {format_ap(value)} |" for name, value in numbers.items())
+    num_parameters = sum(
+        tensor.numel() for name, tensor in checkpoint.weights.items() if not name.endswith(_BATCH_STATISTICS)
+    )
     return f"""# {checkpoint.config.get("name", "Deformable DETR")}
 
 Object detector: Deformable DETR ({variant}), backbone {backbone.get("name", "unknown")}, {num_parameters / 1e6:.1f}
-million numbers; {checkpoint.epoch} epochs, {checkpoint.global_step} optimizer steps.
+million parameters; {checkpoint.epoch} epochs, {checkpoint.global_step} optimizer steps.
 
 ## Training data
 

@@ -39,18 +39,29 @@ def require_progress(*, num_skipped: int, num_steps: int, epoch: int) -> None:
         )
 
 
-def warn_if_stuck(best_ap: float, *, epoch: int, num_epochs: int) -> None:
-    """Say what to look at if the best AP of `epoch` epochs (of `num_epochs`) is next to nothing."""
-    if best_ap < 0:
-        _logger.warning(
-            "AP cannot be measured, since the validation set has no boxes (-1 stands for no number): best.pt is the "
-            "first checkpoint that was evaluated, not the best. Add annotated images to the val split"
-        )
-    elif best_ap < STUCK_AP and epoch >= max(STUCK_EPOCHS, num_epochs // 4):
-        _logger.warning(
-            "AP is at most %.3f after %d epochs. Look at: train/loss (does it fall?), train/grad_norm (hundreds "
-            "or more mean too high an optimizer.lr), the learning rate for this batch size (optimizer.scale_lr), "
-            "the boxes and names of the training images, backbone.pretrained (random weights need many epochs)",
-            best_ap,
-            epoch,
-        )
+class StuckWarning:
+    """Says once, of all evaluations of a process, what to look at if a run detects next to nothing."""
+
+    def __init__(self) -> None:
+        self._said = False
+
+    def check(self, best_ap: float, *, epoch: int, num_epochs: int) -> None:
+        """Look at the best AP, in [0, 1] or -1 for none, of `epoch` epochs of `num_epochs`."""
+        if self._said:
+            return
+        if best_ap < 0:
+            self._said = True
+            _logger.warning(
+                "AP cannot be measured, since the validation set has no boxes (-1 in metrics.json stands for no "
+                "number): best.pt is the first checkpoint that was evaluated, not the best. Add annotated images to "
+                "the val split"
+            )
+        elif best_ap < STUCK_AP and epoch >= max(STUCK_EPOCHS, num_epochs // 4):
+            self._said = True
+            _logger.warning(
+                "AP is at most %.3f after %d epochs. Look at: train/loss (does it fall?), train/grad_norm (hundreds "
+                "or more mean too high an optimizer.lr), the learning rate for this batch size (optimizer.scale_lr), "
+                "the boxes and names of the training images, backbone.pretrained (random weights need many epochs)",
+                best_ap,
+                epoch,
+            )

@@ -14,6 +14,9 @@ _log = logging.getLogger(__name__)
 
 LOCK = ".train.lock"
 
+# another number after each start of a machine, and for all its containers; Linux has it
+BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
+
 # a run that was told to stop saves first
 WAIT_HERE_S = 15.0
 # a file server takes back the locks of a machine that died when its lease is over: 90 s by NFSv4's usual settings
@@ -93,8 +96,8 @@ class RunLock:
         started = time.monotonic()
         said = False
         while not self._try_lock_or_explain():
-            process, machine = self._holder()
-            wait_s = self._wait_here_s if machine == socket.gethostname() else self._wait_elsewhere_s
+            process, machine, is_here = self._holder()
+            wait_s = self._wait_here_s if is_here else self._wait_elsewhere_s
             if time.monotonic() - started >= wait_s:
                 raise ValueError(
                     f"{self.folder} is being trained by process {process} on {machine}; wait until it has ended, end "
@@ -156,7 +159,7 @@ class RunLock:
         self._file.seek(0)
         self._file.truncate()
         # at once: a text file that could not write would try again when it is closed
-        os.write(self._file.fileno(), f"{os.getpid()} {socket.gethostname()}\n".encode())
+        os.write(self._file.fileno(), f"{os.getpid()} {socket.gethostname()} {_boot_id()}\n".encode())
         return True
 
     def _open(self) -> None:
@@ -188,10 +191,22 @@ class RunLock:
             return False
         return own.st_nlink > 0 and (os.path.samestat(own, found) or not self._numbers_last)
 
-    def _holder(self) -> tuple[str, str]:
-        """Process and machine that hold the folder, as they wrote them."""
+    def _holder(self) -> tuple[str, str, bool]:
+        """Process and machine that hold the folder, as they wrote them, and whether the machine is this one."""
         assert self._file is not None
         self._file.seek(0)
-        process, _, machine = self._file.readline().strip().partition(" ")
-        # taken, and not yet written
-        return process or "?", machine or socket.gethostname()
+        words = self._file.readline().split()
+        own_machine, own_boot = socket.gethostname(), _boot_id()
+        # taken, and not yet written; or written where there is no boot id
+        process, machine, boot = words + ["?", own_machine, own_boot][len(words) :]
+        # containers of different machines may have one name
+        is_here = machine == own_machine and (boot == own_boot or not own_boot)
+        return process, machine, is_here
+
+
+def _boot_id() -> str:
+    """Of this start of this machine; empty where the system does not say."""
+    try:
+        return BOOT_ID.read_text(encoding="ascii").strip()
+    except OSError:
+        return ""

@@ -2,7 +2,6 @@
 
 import logging
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -16,16 +15,16 @@ from detr.distributed import (
     gather_objects,
     is_main,
 )
-from detr.engine.checkpoint import Checkpoint
 from detr.engine.checkpoint_writer import CheckpointWriter
 from detr.engine.evaluate import evaluate
 from detr.engine.interval import Interval, eval_values, steps_per_epoch, windows
 from detr.engine.media import EvaluationMedia
 from detr.engine.out_of_memory import out_of_memory_message
 from detr.engine.preemption import Preempted, StopRequest
-from detr.engine.progress_checks import require_progress, warn_if_stuck
+from detr.engine.progress_checks import StuckWarning, require_progress
 from detr.engine.random_state import random_state
 from detr.engine.restore import Progress
+from detr.engine.run_checkpoint import RunDescription, run_checkpoint
 from detr.engine.run_folder import RunFolder, write_json
 from detr.engine.run_lock import RunLock
 from detr.engine.settings import TrainerSettings
@@ -36,21 +35,11 @@ from detr.engine.step_profiler import StepProfiler
 from detr.engine.training_clock import TrainingClock
 from detr.engine.watchdog import Watchdog
 from detr.evaluation import CocoEvaluator, CocoMetrics, PostProcess
-from detr.structures import Batch, ClassTable
+from detr.structures import Batch
 from detr.telemetry.loggers import ConsoleLogger, Logger
 from detr.visualize import plot_curves
 
 _logger = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True)
-class RunDescription:
-    """What a checkpoint says about its run beside its state; see `Checkpoint`."""
-
-    class_table: ClassTable
-    preprocessing: dict[str, Any]
-    config: dict[str, Any]
-    data: dict[str, str] = field(default_factory=dict)
 
 
 class Trainer:
@@ -115,6 +104,7 @@ class Trainer:
             state, folder.path, rank=context.rank, policy=settings.nonfinite, max_in_row=settings.max_nonfinite
         )
         self.watchdog = Watchdog(settings.hang_s, rank=context.rank, world_size=context.world_size, store=context.store)
+        self._stuck_warning = StuckWarning()
         self._profiler = None
         if settings.profile_steps and is_main():
             self._profiler = StepProfiler(state.device, folder.path, num_steps=settings.profile_steps)
@@ -305,7 +295,7 @@ class Trainer:
         if is_main():
             write_json(self.folder.metrics, self.progress.metrics)
             plot_curves(self.folder.metrics_log, self.folder.path)
-        warn_if_stuck(self.progress.best["AP"], epoch=self.progress.epoch, num_epochs=self.num_epochs)
+        self._stuck_warning.check(self.progress.best["AP"], epoch=self.progress.epoch, num_epochs=self.num_epochs)
         return metrics, is_best
 
     def _until_stopped(self, batches: Iterable[Batch]) -> Iterator[Batch]:
@@ -326,7 +316,10 @@ class Trainer:
         self._enter("saving")
         random_states = gather_objects(random_state(self.state.device))
         if is_main():
-            self.writer.save(self._checkpoint(random_states), is_best=is_best)
+            checkpoint = run_checkpoint(
+                self.state, self.progress, self.description, random_states=random_states, train_s=self.clock.seconds
+            )
+            self.writer.save(checkpoint, is_best=is_best)
 
     def _finish_saving(self) -> None:
         """Wait until the checkpoint is on the disk. A collective: no rank may end while rank 0 still writes."""
@@ -343,25 +336,4 @@ class Trainer:
         raise Preempted(
             f"stopped by a signal after step {self.progress.global_step}, which {self.folder.last} holds; the same "
             "command goes on from there"
-        )
-
-    def _checkpoint(self, random_states: list[dict[str, Any]]) -> Checkpoint:
-        state = self.state
-        return Checkpoint(
-            epoch=self.progress.epoch,
-            global_step=self.progress.global_step,
-            model=state.detector.state_dict(),
-            optimizer=state.optimizer.state_dict(),
-            schedule=state.schedule.state_dict(),
-            scaler=state.scaler.state_dict(),
-            ema=None if state.ema is None else state.ema.state_dict(),
-            random_states=random_states,
-            class_table=self.description.class_table,
-            preprocessing=self.description.preprocessing,
-            config=self.description.config,
-            metrics=self.progress.metrics,
-            best=self.progress.best,
-            epoch_samples=self.progress.epoch_samples,
-            train_s=self.clock.seconds,
-            data=self.description.data,
         )

@@ -3,7 +3,7 @@
 from detr.evaluation.analysis import Analysis, ClassAnalysis, analyze_files
 from detr.evaluation.coco_evaluator import CocoEvaluator, evaluate_files
 from detr.evaluation.coco_format import CocoResult, read_annotations, to_results, write_results
-from detr.evaluation.coco_metrics import CocoMetrics
+from detr.evaluation.coco_metrics import CocoMetrics, format_ap
 from detr.evaluation.errors import KINDS, ErrorAnalysis, Mistake
 from detr.evaluation.postprocess import PostProcess, top_detections
 
@@ -19,6 +19,7 @@ __all__ = [
     "PostProcess",
     "analyze_files",
     "evaluate_files",
+    "format_ap",
     "read_annotations",
     "to_results",
     "top_detections",

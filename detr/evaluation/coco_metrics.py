@@ -85,7 +85,7 @@ class CocoMetrics:
             ("ARl", "IoU 0.50:0.95", "large", largest, self.ARl),
         ]
         return "\n".join(
-            f"{name:<6} {'-' if value < 0 else f'{value:.4f}':>6}   {iou:<13}   {area:<6}   max {limit} detections"
+            f"{name:<6} {format_ap(value):>6}   {iou:<13}   {area:<6}   max {limit} detections"
             for name, iou, area, limit, value in rows
         )
 
@@ -126,6 +126,11 @@ def summarize_tables(
             )
         },
     )
+
+
+def format_ap(value: float) -> str:
+    """An AP or AR for people: four digits, or "-" where there is nothing to find."""
+    return "-" if value < 0 else f"{value:.4f}"
 
 
 def _mean_of_present(table: NDArray[np.float64]) -> float:

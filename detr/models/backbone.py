@@ -16,6 +16,13 @@ from detr.models.frozen_norm import freeze_batch_norms
 
 logger = logging.getLogger(__name__)
 
+# what PyTorch says where a model expects another size than it gets: windows, strided sums, tables of positions
+_SIZE_FAULT = re.compile(
+    r"size of tensor a \(.+\) must match|is invalid for input of size|Sizes of tensors must match|"
+    r"Attempting to broadcast a dimension of length|out of bounds for dimension|"
+    r"[Kk]ernel size can't be greater than actual input|Output size is too small"
+)
+
 
 class Backbone(nn.Module):
     """A timm model with `features_only=True`; channels and strides are asked, never assumed.
@@ -85,6 +92,8 @@ class Backbone(nn.Module):
             ) from error
         self.channels: tuple[int, ...] = tuple(net.feature_info.channels())
         self.strides: tuple[int, ...] = tuple(net.feature_info.reduction())
+        if output_stride is None and len(set(self.strides)) < len(self.strides):
+            _warn_of_equal_strides(name, net.feature_info, arguments)
         self._channels_last = str(getattr(net, "output_fmt", "NCHW")).endswith("NHWC")
         config = net.pretrained_cfg
         if isinstance(pretrained, str):
@@ -99,6 +108,22 @@ class Backbone(nn.Module):
         # not in the state_dict: they are configuration, and checkpoints of other codebases lack them
         self.register_buffer("pixel_mean", pixel_mean, persistent=False)
         self.register_buffer("pixel_std", pixel_std, persistent=False)
+        self._made_for_px: tuple[int, int] = tuple(config["input_size"][1:])
+
+    def __call__(self, pixels: Tensor, padding_mask: Tensor) -> tuple[Tensor, ...]:
+        """`forward`; here and not there, since torch.compile leaves no exception to a handler in what it compiles.
+
+        Raises:
+            ValueError: The model does not take this H and W.
+        """
+        try:
+            features: tuple[Tensor, ...] = super().__call__(pixels, padding_mask)
+        except (AssertionError, RuntimeError, IndexError) as error:
+            fault = _size_fault(error)
+            if fault is None:
+                raise
+            raise ValueError(self._refused_size(pixels, fault)) from error
+        return features
 
     def forward(self, pixels: Tensor, padding_mask: Tensor) -> tuple[Tensor, ...]:
         """Feature maps (N, C_i, H / stride_i, W / stride_i), fine to coarse.
@@ -112,20 +137,47 @@ class Backbone(nn.Module):
         pixels = (pixels - self.pixel_mean) / self.pixel_std
         # padding is zero after normalisation, as DETR pads normalised images; in place, which keeps the layout
         pixels.masked_fill_(padding_mask[:, None], 0)
-        try:
-            features = self.net(pixels)
-        except AssertionError as error:
-            # how timm refuses an image size
-            h, w = pixels.shape[-2:]
-            raise ValueError(
-                f"the backbone cannot take batches of {h} x {w} pixels (h x w): {error} Let it take other sizes "
-                "(+backbone.timm_args.dynamic_img_size=true for a ViT, +backbone.timm_args.strict_img_size=false for "
-                "Swin) with data.pad_to= a multiple of its patch size, or give every image one size: "
-                "transforms=fixed transforms.eval.size=[H,W]"
-            ) from error
+        features = self.net(pixels)
         if self._channels_last:
             features = [feature.permute(0, 3, 1, 2) for feature in features]
         return tuple(features)
+
+    def _refused_size(self, pixels: Tensor, fault: str) -> str:
+        """What to do about a batch whose size the model does not take."""
+        h, w = pixels.shape[-2:]
+        made_h, made_w = self._made_for_px
+        return (
+            f"the backbone cannot take batches of {h} x {w} pixels (h x w): {fault.rstrip('.')}. Round them up "
+            f"with data.pad_to={self.strides[-1]}, its coarsest stride, or data.pad_to={max(made_h, made_w)}, the size "
+            "it was made for; a model that checks its size needs +backbone.timm_args.dynamic_img_size=true (a ViT) or "
+            "+backbone.timm_args.strict_img_size=false (Swin) as well, and one that takes no other size "
+            f"transforms=fixed transforms.eval.size=[{made_h},{made_w}]"
+        )
+
+
+def _size_fault(error: Exception) -> str | None:
+    """What a model says about a size that it does not take; None: the error is about something else."""
+    # torch.compile quotes the model's error in its own
+    quoted = re.search(r"got (\w+)\((['\"])(.*)\2\)", str(error))
+    kind, text = (type(error).__name__, str(error).split("\n")[0]) if quoted is None else (quoted[1], quoted[3])
+    # timm refuses a size by an assertion, where it looks at it
+    return text if kind == "AssertionError" or _SIZE_FAULT.search(text) else None
+
+
+def _warn_of_equal_strides(name: str, info: Any, arguments: Mapping[str, Any]) -> None:
+    """Say that the chosen levels are no pyramid, and which one to choose instead.
+
+    Args:
+        name: Of the model.
+        info: timm's `feature_info` of the chosen levels.
+        arguments: The model was made with.
+    """
+    last = _levels_of(name, arguments).out_indices[-1]
+    logger.warning(
+        "backbone.out_indices=%s: levels of %s share a stride (%s), and of its %d levels the last is %d. For the "
+        "features of its end set backbone.out_indices=[%d]; the model makes its coarser levels from them",
+        *(list(info.out_indices), name, ", ".join(map(str, info.reduction())), last + 1, last, last),
+    )
 
 
 def _similar_names(name: str) -> list[str]:
@@ -138,7 +190,7 @@ def _similar_names(name: str) -> list[str]:
 
 def _unknown_levels(name: str, out_indices: Sequence[int], arguments: Mapping[str, Any]) -> str:
     """What is wrong with feature levels that timm refuses, with those that the model has."""
-    info: Any = timm.create_model(name, features_only=True, **arguments).feature_info
+    info = _levels_of(name, arguments)
     levels = ", ".join(
         f"{index} (stride {stride})" for index, stride in zip(info.out_indices, info.reduction(), strict=True)
     )
@@ -146,6 +198,12 @@ def _unknown_levels(name: str, out_indices: Sequence[int], arguments: Mapping[st
         f"backbone.out_indices={list(out_indices)} names levels that {name} does not have; it has {levels}. "
         f"Set backbone.out_indices={str(list(info.out_indices[-3:])).replace(' ', '')}"
     )
+
+
+def _levels_of(name: str, arguments: Mapping[str, Any]) -> Any:
+    """timm's `feature_info` of all levels of a model; only sizes are made, no weights."""
+    with torch.device("meta"):
+        return timm.create_model(name, features_only=True, **arguments).feature_info
 
 
 def _freeze_children(net: nn.Module, names: Sequence[str]) -> None:

@@ -8,11 +8,18 @@ import importlib.util
 import torch
 from torch import Tensor
 
+from ops.arguments import require_device, require_tensor
+
 _HAS_TRITON = importlib.util.find_spec("triton") is not None
 
 
 def assign_runs_on(device: torch.device) -> bool:
-    """Whether `assign` takes costs on this device."""
+    """Whether `assign` takes costs on this device.
+
+    Raises:
+        TypeError: `device` is no torch.device.
+    """
+    require_device("device", device)
     return device.type == "cpu" or (device.type == "cuda" and _HAS_TRITON)
 
 
@@ -32,8 +39,11 @@ def assign(cost: Tensor, num_targets: Tensor) -> Tensor:
         query of target t; else entry q is the target of query q. The rest is -1.
 
     Raises:
+        TypeError: An argument is no tensor.
         ValueError: Shapes, dtypes or devices are not those above, or the device is not one of the two.
     """
+    require_tensor("cost", cost)
+    require_tensor("num_targets", num_targets)
     if cost.ndim != 4 or cost.dtype not in (torch.float32, torch.float64):
         raise ValueError(
             f"assign needs costs (K, N, Lq, T) in float32 or float64; got {tuple(cost.shape)} in {cost.dtype}"

@@ -9,6 +9,9 @@ from functools import lru_cache
 import torch
 from torch import Tensor
 
+from ops.arguments import require_tensor, type_name
+from ops.msda.config import KernelConfig
+
 SpatialShapes = Sequence[tuple[int, int]] | Tensor
 
 
@@ -16,6 +19,7 @@ def host_spatial_shapes(spatial_shapes: SpatialShapes) -> tuple[tuple[int, int],
     """`spatial_shapes` as a tuple of (H, W) ints, checked.
 
     Raises:
+        TypeError: Neither pairs nor a tensor.
         ValueError: A CUDA tensor, no levels, or an entry that is not a pair of positive ints.
     """
     if isinstance(spatial_shapes, Tensor):
@@ -30,7 +34,13 @@ def host_spatial_shapes(spatial_shapes: SpatialShapes) -> tuple[tuple[int, int],
                 f"shape {tuple(spatial_shapes.shape)}"
             )
         spatial_shapes = spatial_shapes.tolist()
-    shapes = tuple(map(tuple, spatial_shapes))
+    try:
+        shapes = tuple(map(tuple, spatial_shapes))
+    except TypeError as error:
+        raise TypeError(
+            f"spatial_shapes must be L pairs (H, W) of ints; got {spatial_shapes!r}. Pass one pair a level, as in "
+            "((100, 150), (50, 75)), or an integer tensor (L, 2) on the CPU"
+        ) from error
     if torch.compiler.is_compiling():
         # sizes may be symbols here, which have no hash
         return _checked_shapes(shapes)
@@ -41,7 +51,7 @@ def _checked_shapes(shapes: tuple[tuple[int, ...], ...]) -> tuple[tuple[int, int
     if not shapes:
         raise ValueError("spatial_shapes must hold at least one (H, W) pair; got none")
     for level, pair in enumerate(shapes):
-        if len(pair) != 2 or any(side < 1 for side in pair):
+        if len(pair) != 2 or any(isinstance(side, float) or side < 1 for side in pair):
             raise ValueError(f"spatial_shapes[{level}] must be a pair (H, W) of positive ints; got {pair!r}")
     return shapes  # type: ignore[return-value]
 
@@ -50,7 +60,8 @@ _checked_shapes_once = lru_cache(maxsize=1024)(_checked_shapes)
 
 
 def check_value(value: Tensor, shapes: tuple[tuple[int, int], ...]) -> None:
-    """Raise a ValueError unless `value` is (N, S, M, D), floating, with S = sum(H * W)."""
+    """Raise a TypeError unless `value` is a tensor, a ValueError unless (N, S, M, D), floating, S = sum(H * W)."""
+    require_tensor("value", value)
     if value.ndim != 4:
         raise ValueError(f"value must be (N, S, M, D); got shape {tuple(value.shape)}")
     _check_floating("value", value)
@@ -63,7 +74,9 @@ def check_value(value: Tensor, shapes: tuple[tuple[int, int], ...]) -> None:
 
 
 def check_tensor(name: str, tensor: Tensor, value: Tensor, legend: str, ndim: int) -> None:
-    """Raise a ValueError unless `tensor` has this rank, a floating dtype and the device of `value`."""
+    """Raise a TypeError unless it is a tensor, a ValueError unless it has this rank, a floating dtype and the device
+    of `value`."""
+    require_tensor(name, tensor)
     if tensor.ndim != ndim:
         raise ValueError(f"{name} must be {legend}; got shape {tuple(tensor.shape)}")
     _check_floating(name, tensor)
@@ -85,9 +98,21 @@ def check_shape(name: str, tensor: Tensor, expected: tuple[int, ...], legend: st
 
 
 def check_valid_sizes(valid_sizes: Tensor, value: Tensor, expected: tuple[int, ...]) -> None:
-    """Raise a ValueError unless `valid_sizes` holds integers of the expected shape beside `value`."""
+    """Raise a TypeError unless it is a tensor, a ValueError unless it holds integers of this shape beside `value`."""
+    require_tensor("valid_sizes", valid_sizes)
     if valid_sizes.is_floating_point() or valid_sizes.dtype == torch.bool:
         raise ValueError(f"valid_sizes must hold integers (h, w); got {valid_sizes.dtype}")
     check_shape("valid_sizes", valid_sizes, expected, "(N, L, 2)")
     if valid_sizes.device != value.device:
         raise ValueError(f"valid_sizes must be on {value.device} like value; got {valid_sizes.device}")
+
+
+def check_kernel(kernel: KernelConfig | None) -> KernelConfig:
+    """`kernel`, or the default for None.
+
+    Raises:
+        TypeError: It is something else, such as the name of a backend.
+    """
+    if kernel is not None and not isinstance(kernel, KernelConfig):
+        raise TypeError(f"kernel must be an ops.KernelConfig; got {type_name(kernel)}. Pass KernelConfig(backend=NAME)")
+    return kernel or KernelConfig()

@@ -9,6 +9,7 @@ from torch import Tensor
 from ops.msda.config import KernelConfig
 from ops.msda.contract import (
     SpatialShapes,
+    check_kernel,
     check_shape,
     check_tensor,
     check_valid_sizes,
@@ -48,6 +49,7 @@ def ms_deform_attn(
         (N, Lq, M * D) in the dtype of `value`.
 
     Raises:
+        TypeError: An argument is no tensor; the message names it.
         ValueError: A shape, dtype or device does not fit; the message names the argument.
         BackendUnavailable: `kernel` names a backend that cannot run here.
 
@@ -68,7 +70,7 @@ def ms_deform_attn(
     check_shape("sampling_locations", sampling_locations, (N, Lq, M, L, P, 2), "(N, Lq, M, L, P, 2)")
     check_shape("attention_weights", attention_weights, (N, Lq, M, L, P), "(N, Lq, M, L, P)")
 
-    return _run(Problem(value, shapes, sampling_locations, attention_weights), kernel or KernelConfig())
+    return _run(Problem(value, shapes, sampling_locations, attention_weights), check_kernel(kernel))
 
 
 def ms_deform_attn_fused(
@@ -104,6 +106,7 @@ def ms_deform_attn_fused(
         (N, Lq, M * D) in the dtype of `value`.
 
     Raises:
+        TypeError: An argument is no tensor; the message names it.
         ValueError: A shape, dtype or device does not fit; the message names the argument.
         BackendUnavailable: `kernel` names a backend that cannot run here.
     """
@@ -128,7 +131,7 @@ def ms_deform_attn_fused(
     if valid_sizes is not None:
         check_valid_sizes(valid_sizes, value, (N, L, 2))
     problem = Problem(value, shapes, sampling_offsets, attention_logits, reference_points, valid_sizes)
-    return _run(problem, kernel or KernelConfig())
+    return _run(problem, check_kernel(kernel))
 
 
 def _run(problem: Problem, kernel: KernelConfig) -> Tensor:

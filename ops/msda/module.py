@@ -8,8 +8,10 @@ import math
 import torch
 from torch import Tensor, nn
 
+from ops.arguments import require_tensor
 from ops.msda.config import KernelConfig
-from ops.msda.functional import SpatialShapes, ms_deform_attn_fused
+from ops.msda.contract import SpatialShapes, check_kernel
+from ops.msda.functional import ms_deform_attn_fused
 
 
 class MSDeformAttn(nn.Module):
@@ -26,6 +28,7 @@ class MSDeformAttn(nn.Module):
         kernel: Which kernel runs; None means `KernelConfig()`.
 
     Raises:
+        TypeError: `kernel` is no `KernelConfig`.
         ValueError: `d_model` is not a multiple of `num_heads`, or a size is below 1.
     """
 
@@ -56,7 +59,7 @@ class MSDeformAttn(nn.Module):
         self.num_levels = num_levels
         self.num_heads = num_heads
         self.num_points = num_points
-        self.kernel = kernel or KernelConfig()
+        self.kernel = check_kernel(kernel)
 
         samples = num_heads * num_levels * num_points
         self.sampling_offsets = nn.Linear(d_model, samples * 2, device=device, dtype=dtype)
@@ -105,8 +108,10 @@ class MSDeformAttn(nn.Module):
             (N, Lq, C).
 
         Raises:
+            TypeError: An argument is no tensor; the message names it.
             ValueError: A shape does not fit this module or the other arguments.
         """
+        require_tensor("memory", memory)
         if memory.ndim != 3 or memory.shape[-1] != self.d_model:
             raise ValueError(f"memory must be (N, S, {self.d_model}); got shape {tuple(memory.shape)}")
         value = self.value_proj(memory)
@@ -128,6 +133,8 @@ class MSDeformAttn(nn.Module):
 
         The other arguments, the result and the errors are those of `forward`.
         """
+        require_tensor("query", query)
+        require_tensor("value", value)
         if query.ndim != 3 or query.shape[-1] != self.d_model:
             raise ValueError(f"query must be (N, Lq, {self.d_model}); got shape {tuple(query.shape)}")
         if value.ndim != 3 or value.shape[-1] != self.d_model:

@@ -12,6 +12,8 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd.function import FunctionCtx
 
+from ops.arguments import require_tensor
+
 _KERNEL_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 _HAS_TRITON = importlib.util.find_spec("triton") is not None
 
@@ -30,8 +32,10 @@ def relu_dropout(x: Tensor, p: float, *, training: bool) -> Tensor:
         Like `x`: 0 where x <= 0 or dropped, else x / (1 - p). NaN stays NaN.
 
     Raises:
+        TypeError: `x` is no tensor.
         ValueError: `p` is not in [0, 1].
     """
+    require_tensor("x", x)
     if not 0 <= p <= 1:
         raise ValueError(f"relu_dropout needs a probability 0 <= p <= 1; got p={p}")
     if not training or p == 0:

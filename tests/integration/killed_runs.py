@@ -36,6 +36,7 @@ from detr.engine.optim import build_adamw
 from detr.engine.precision import Precision
 from detr.engine.random_state import seed_everything
 from detr.engine.restore import Progress, resume
+from detr.engine.run_checkpoint import RunDescription
 from detr.engine.run_folder import RunFolder, open_run_folder, write_config
 from detr.engine.schedule import StepDecay
 from detr.engine.settings import TrainerSettings
@@ -156,7 +157,7 @@ def train(
         PostProcess(),
         settings=settings,
         folder=folder,
-        description=trainer.RunDescription(data.class_table, data.preprocessing, CONFIG),
+        description=RunDescription(data.class_table, data.preprocessing, CONFIG),
         context=context,
         progress=progress,
         logger=CompositeLogger(loggers),

@@ -62,7 +62,7 @@ def test_there_and_back_and_used(tool: Tool, refused: Tool, file: Path, tmp_path
     Image.new("RGB", (70, 50), "navy").save(tmp_path / "a.png")
     tool("predict", "checkpoint=outputs/named/imported.pt", "source=a.png", "threshold=0", "device=cpu")
     # the same detections in three lines of Python
-    rows = json.loads((tmp_path / "outputs" / "predict" / "predictions.json").read_text())
+    rows = json.loads((tmp_path / "outputs" / "predict_a" / "predictions.json").read_text())
     predictor = Predictor(imported.parent.parent / "named" / "imported.pt", device="cpu")
     found = predictor("a.png", threshold=0)
     assert [each.category_id for each in found[: len(rows)]] == [row["category_id"] for row in rows]

@@ -6,6 +6,7 @@ import logging
 import os
 import subprocess
 import sys
+import warnings
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -77,6 +78,34 @@ def test_train_evaluate_predict(tool: Tool, refused: Tool, tiny: tuple[str, ...]
     assert "optimizer" not in refused(*common, "treshold=0.9")
 
 
+def test_each_source_has_a_folder_and_nothing_is_overwritten(
+    tool: Tool, refused: Tool, tiny: tuple[str, ...], tmp_path: Path
+):
+    tool("train", *tiny)
+    for name in ("photos.v2", "more"):
+        (tmp_path / name).mkdir()
+        Image.new("RGB", (70, 50), "navy").save(tmp_path / name / "a.png")
+    common = ("predict", "checkpoint=outputs/debug_cpu/best.pt", "threshold=0")
+    for source, folder in {
+        "photos.v2/": "predict_photos.v2",
+        "more/*.png": "predict_more",
+        "more/a.png": "predict_a",
+        str(tmp_path / "**" / "*.png"): f"predict_{tmp_path.name}",
+    }.items():
+        tool(*common, f"source='{source}'")
+        assert (tmp_path / "outputs" / folder / "predictions.json").is_file()
+    before = (tmp_path / "outputs/predict_more/predictions.json").read_bytes()
+    # the same again may be repeated, what differs may not take its place
+    tool(*common, "source='more/*.png'")
+    message = refused(*common, "source=more")
+    assert "outputs/predict_more already holds a different run" in message
+    assert "source: more/*.png -> more" in message
+    assert "name=predict_more_2" in message
+    assert (tmp_path / "outputs/predict_more/predictions.json").read_bytes() == before
+    tool(*common, "source=more", "name=chosen")
+    assert (tmp_path / "outputs/chosen/predictions.json").is_file()
+
+
 def test_predict_on_a_video(tool: Tool, refused: Tool, tiny: tuple[str, ...], tmp_path: Path):
     pytest.importorskip("av")
     from detr.inference.video import VideoWriter, video_info
@@ -127,6 +156,26 @@ def test_keys_of_another_kind_of_data(tool: Tool, tiny: tuple[str, ...], refused
     message = refused("evaluate", "checkpoint=outputs/debug_cpu/last.pt", "data.root=elsewhere")
     assert "data.num_val_images" in message
     assert "data=NAME" in message
+
+
+def test_more_workers_than_cores_are_said_once(tool: Tool, tiny: tuple[str, ...]):
+    """In our words; PyTorch would say it for every loader and every iterator."""
+    num_cores = len(os.sched_getaffinity(0))
+    many = f"data.num_workers={num_cores + 1}"
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        runs = [tool("train", *tiny, many), tool("evaluate", "checkpoint=outputs/debug_cpu/best.pt", many)]
+    assert [out.count(f"{many} is more data workers than the {num_cores} CPU cores") for out in runs] == [1, 1]
+    assert all(f"Set data.num_workers={num_cores}, " in out for out in runs)
+    assert not [str(warning.message) for warning in caught if "worker" in str(warning.message)]
+    assert "more data workers" not in tool("train", *tiny, "data.num_workers=0", "name=alone")
+
+
+def test_what_cannot_be_measured_is_a_dash_on_the_screen(tool: Tool, tiny: tuple[str, ...], tmp_path: Path):
+    out = tool("train", *tiny) + tool("evaluate", "checkpoint=outputs/debug_cpu/best.pt")
+    assert json.loads((tmp_path / "outputs/debug_cpu/metrics.json").read_text())["APl"] == -1
+    assert "val/APl - |" in out
+    assert "-1.0" not in out
 
 
 def test_a_run_goes_on_and_ends(tool: Tool, tiny: tuple[str, ...], tmp_path: Path):
@@ -286,6 +335,38 @@ def test_faulty_datasets_stop_before_training(refused: Tool, tmp_path: Path, cha
     for word in words:
         assert word in message
     assert not (tmp_path / "outputs").exists()
+
+
+@pytest.mark.parametrize(
+    ("overrides", "folder"),
+    [
+        (["data.root=cells"], "cells"),
+        (["data.root=cells", "name=mine"], "mine"),
+        (["data.root=cells", "output_dir=there"], "there"),
+        (["data.root=cells", "experiment=bccd_lite0"], "bccd_lite0"),
+        (
+            [
+                "data.train.annotations=cells/annotations/instances_train.json",
+                "data.train.images=cells/train",
+                "data.val.annotations=cells/annotations/instances_val.json",
+                "data.val.images=cells/val",
+            ],
+            "instances_train",
+        ),
+    ],
+)
+@pytest.mark.parametrize("data", ["coco", "custom"])
+def test_a_run_on_own_data_is_named_after_it(
+    tool: Tool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, data: str, overrides: list[str], folder: str
+):
+    """The folder alone is looked at: training is left out."""
+    from tools import train
+
+    write_annotations(tmp_path / "cells")
+    monkeypatch.setattr(train, "train", lambda cfg, *_: print(f"to {cfg.output_dir}"))
+    out = tool("train", f"data={data}", "device=cpu", *overrides)
+    assert f"to {folder if folder == 'there' else 'outputs/' + folder}\n" in out
+    assert "to outputs/tiny_synthetic\n" in tool("train", "device=cpu")
 
 
 def test_a_wrong_path_names_it(refused: Tool):

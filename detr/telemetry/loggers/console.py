@@ -155,6 +155,9 @@ def format_duration(seconds: float) -> str:
 
 
 def _format_value(name: str, value: float) -> str:
+    if name.startswith("val/") and value < 0:
+        # AP and recall of nothing: -1 in the other loggers, which take numbers only
+        return f"{name} -"
     name = name.removeprefix("train/")
     last = name.rpartition("/")[2]
     for suffix, unit in (("_gib", "GiB"), ("_ms", "ms"), ("_s", "s")):

@@ -15,11 +15,12 @@ from detr.engine.optim import build_adamw
 from detr.engine.precision import Precision
 from detr.engine.random_state import random_state
 from detr.engine.restore import Progress, resume
+from detr.engine.run_checkpoint import RunDescription
 from detr.engine.run_folder import open_run_folder, start_run_folder
 from detr.engine.schedule import LRCurve, StepDecay
 from detr.engine.settings import TrainerSettings
 from detr.engine.state import TrainState, build_train_state
-from detr.engine.trainer import RunDescription, Trainer
+from detr.engine.trainer import Trainer
 from detr.evaluation import CocoEvaluator, PostProcess
 from detr.losses import HungarianMatcher, SetCriterion
 from detr.models import Backbone, DeformableDETR, deformable_detr

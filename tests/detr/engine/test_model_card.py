@@ -3,6 +3,8 @@
 from dataclasses import replace
 from pathlib import Path
 
+import torch
+
 from detr.engine.checkpoint import Checkpoint
 from detr.engine.model_card import model_card, write_model_card
 
@@ -21,6 +23,18 @@ def test_what_a_card_says(checkpoint: Checkpoint, tmp_path: Path):
         assert part in text
     assert "| AP | 0.5123 |\n| APs | - |" in text
     assert "Licence: CC BY 4.0" in text
+
+
+def test_parameters_are_counted_without_statistics(checkpoint: Checkpoint):
+    weights = {
+        "a.weight": torch.zeros(1000, 1000),
+        "a.bias": torch.zeros(500_000),
+        "a.running_mean": torch.zeros(900_000),
+        "a.running_var": torch.zeros(900_000),
+        "a.num_batches_tracked": torch.zeros((), dtype=torch.int64),
+    }
+    text = model_card(replace(checkpoint, model=weights, ema=None))
+    assert "1.5 million parameters;" in text.replace("\n", " ")
 
 
 def test_what_is_not_known_is_said(checkpoint: Checkpoint):

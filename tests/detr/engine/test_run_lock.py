@@ -17,7 +17,7 @@ import pytest
 from detr.engine.checkpoint import Checkpoint
 from detr.engine.checkpoint_writer import CheckpointWriter
 from detr.engine.run_folder import RunFolder
-from detr.engine.run_lock import LOCK, RunLock
+from detr.engine.run_lock import BOOT_ID, LOCK, RunLock
 
 HOLD = """
 import os, pathlib, sys, time
@@ -61,7 +61,7 @@ def test_a_second_process_is_refused_and_told_who_trains(hold: Hold, tmp_path: P
     lock = RunLock(tmp_path / "run", wait_here_s=0.1)
     with lock, pytest.raises(ValueError, match="is being trained by process") as error:
         lock.acquire()
-    assert f"process {holder.pid} on {socket.gethostname()};" in str(error.value)
+    assert f"process {holder.pid} on {socket.gethostname()}; wait" in str(error.value)
     assert "another name=" in str(error.value)
 
 
@@ -100,6 +100,44 @@ def test_another_machine_gets_the_time_a_file_server_needs(hold: Hold, tmp_path:
     with lock, pytest.raises(ValueError, match="by process 12 on node7"):
         lock.acquire()
     assert time.monotonic() - started >= 0.7
+
+
+@pytest.mark.parametrize(
+    ("written", "own_boot", "is_here"),
+    [
+        ("12 {host} boot-a", "boot-a", True),
+        ("12 {host} boot-b", "boot-a", False),  # a container of the same name on another machine, or before a restart
+        ("12 node7 boot-a", "boot-a", False),
+        ("12 {host}", "boot-a", True),  # the holder's system has no boot id
+        ("12 {host} boot-b", None, True),  # this one has none
+        ("", "boot-a", True),  # taken, and not yet written
+    ],
+)
+def test_what_counts_as_this_machine(
+    hold: Hold,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    written: str,
+    own_boot: str | None,
+    is_here: bool,
+):
+    hold()
+    (tmp_path / "run" / LOCK).write_text(written.format(host=socket.gethostname()) + "\n")
+    if own_boot is not None:
+        (tmp_path / "boot_id").write_text(own_boot + "\n")
+    monkeypatch.setattr("detr.engine.run_lock.BOOT_ID", tmp_path / "boot_id")
+    lock = RunLock(tmp_path / "run", wait_here_s=0, wait_elsewhere_s=0.6)
+    with lock, pytest.raises(ValueError, match=r"is being trained by process (12|[?]) on [^ ]+; wait until"):
+        lock.acquire()
+    assert ("waiting up to 1 s" in caplog.text) == (not is_here)
+
+
+def test_the_holder_writes_the_boot_id(hold: Hold, tmp_path: Path):
+    holder = hold()
+    words = (tmp_path / "run" / LOCK).read_text().split()
+    boot = BOOT_ID.read_text().split() if BOOT_ID.exists() else []
+    assert words == [str(holder.pid), socket.gethostname(), *boot]
 
 
 def test_the_end_of_the_block_lets_go(hold: Hold, tmp_path: Path):
@@ -144,7 +182,7 @@ def test_the_lock_that_is_waited_for_is_of_the_folder_that_is_there(hold: Hold, 
         holder.kill()
         holder.wait()
         waiting.acquire()
-        assert (tmp_path / "run" / LOCK).read_text() == f"{os.getpid()} {socket.gethostname()}\n"
+        assert (tmp_path / "run" / LOCK).read_text().split()[:2] == [str(os.getpid()), socket.gethostname()]
 
 
 def test_nothing_is_held_before_acquire(hold: Hold, tmp_path: Path):

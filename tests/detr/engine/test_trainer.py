@@ -10,6 +10,7 @@ import torch
 
 from detr.engine.checkpoint import load_checkpoint
 from detr.engine.interval import steps_per_epoch, windows
+from detr.engine.run_checkpoint import run_checkpoint
 from detr.engine.settings import TrainerSettings
 from detr.engine.trainer import Trainer
 from detr.telemetry.loggers import CompositeLogger, JsonlLogger, read_metrics
@@ -124,7 +125,7 @@ def test_a_run_that_learns_nothing_gets_a_checklist(
     from detr.engine import progress_checks
 
     monkeypatch.setattr(progress_checks, "STUCK_EPOCHS", 2)
-    trainer(tmp_path, epochs=2).fit()
+    trainer(tmp_path, epochs=3).fit()
     [warning] = [record.message for record in caplog.records if "AP is at most" in record.message]
     assert "after 2 epochs" in warning
     assert "optimizer.lr" in warning
@@ -133,9 +134,11 @@ def test_a_run_that_learns_nothing_gets_a_checklist(
 @pytest.mark.parametrize(("ap", "says"), [(-1.0, "AP cannot be measured"), (0.0, "AP is at most"), (0.5, "")])
 def test_what_a_run_says_about_its_ap(ap: float, says: str, caplog: pytest.LogCaptureFixture):
     """-1 is COCO's word for no ground truth, and no bad AP."""
-    from detr.engine.progress_checks import warn_if_stuck
+    from detr.engine.progress_checks import StuckWarning
 
-    warn_if_stuck(ap, epoch=9, num_epochs=9)
+    warning = StuckWarning()
+    for epoch in (8, 9):
+        warning.check(ap, epoch=epoch, num_epochs=9)
     assert [record.message[: len(says)] for record in caplog.records] == ([says] if says else [])
 
 
@@ -273,7 +276,8 @@ def test_before_a_size_is_captured_the_checkpoint_is_written(trainer: Callable[.
         progress=run.progress,
         logger=run.logger,
     )
-    again.writer.save(again._checkpoint([]), is_best=False)
+    checkpoint = run_checkpoint(again.state, again.progress, again.description, random_states=[], train_s=0.0)
+    again.writer.save(checkpoint, is_best=False)
     graphs.before_capture()
     assert load_checkpoint(run.folder.last).global_step == 0
     assert again.writer._pending is None

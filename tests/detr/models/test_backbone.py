@@ -5,6 +5,7 @@ import json
 import pytest
 import torch
 from safetensors.torch import save_file
+from torch import nn
 
 from detr.models.backbone import Backbone
 from detr.structures import ImageBatch
@@ -92,6 +93,29 @@ def test_reference_lite0_weights_load_whole(shared_dir):
     assert all(not torch.equal(a, b) for a, b in states)
 
 
+class AddsTwoScales(nn.Module):
+    """Adds a map to one of twice its stride, enlarged: right for multiples of 32 only."""
+
+    def forward(self, pixels):
+        fine, coarse = pixels[..., ::16, ::16], pixels[..., ::32, ::32]
+        return [fine + nn.functional.interpolate(coarse, scale_factor=2.0)]
+
+
+@pytest.mark.parametrize(
+    ("name", "arguments", "says"),
+    [
+        ("test_vit", {}, "levels of test_vit share a stride (16, 16, 16), and of its 6 levels the last is 5"),
+        ("test_vit", {"out_indices": (5,)}, ""),
+        ("xcit_nano_12_p16_224", {}, "set backbone.out_indices=[11]"),
+        ("resnet18", {}, ""),
+        ("resnet18", {"output_stride": 16}, ""),  # asked for
+    ],
+)
+def test_levels_of_one_stride_are_said(name, arguments, says, caplog):
+    Backbone(name, freeze_norm=False, **arguments)
+    assert [says in record.message for record in caplog.records] == ([True] if says else [])
+
+
 class TestBadInput:
     def test_unknown_model(self):
         with pytest.raises(ValueError, match=r"backbone.name='resnet51' is not a timm model; similar names: "):
@@ -121,11 +145,67 @@ class TestBadInput:
     @pytest.mark.parametrize("name", ["test_vit", "vit_tiny_patch16_224"])
     def test_a_size_that_the_model_cannot_take(self, name):
         batch = ImageBatch.from_images([torch.zeros(3, 60, 100, dtype=torch.uint8)])
-        with pytest.raises(ValueError, match=r"60 x 100 pixels \(h x w\): .*dynamic_img_size.*data.pad_to.*fixed"):
+        with pytest.raises(ValueError, match=r"60 x 100 pixels \(h x w\): .*data.pad_to=16, .*dynamic_img_size.*fixed"):
             Backbone(name, freeze_norm=False)(batch.pixels, batch.padding_mask)
         taught = Backbone(name, freeze_norm=False, timm_args={"dynamic_img_size": True})
         batch = ImageBatch.from_images([torch.zeros(3, 60, 100, dtype=torch.uint8)], pad_to=16)
         assert {feature.shape[2:] for feature in taught(batch.pixels, batch.padding_mask)} == {(4, 7)}
+
+    @pytest.mark.parametrize(
+        ("name", "levels", "is_accepted"),
+        [
+            ("coatnet_pico_rw_224", (2, 3, 4), (224, 224)),  # sums of maps that differ by a cell
+            ("levit_128s", (0, 1, 2), (224, 224)),  # a table of positions
+            ("gcvit_xxtiny", (1, 2, 3), (224, 224)),  # a reshape into windows
+            ("mvitv2_tiny", (1, 2, 3), (224, 224)),  # an index beyond a table
+            ("hrnet_w18_small", (2, 3, 4), (224, 256)),
+        ],
+    )
+    def test_a_size_that_fails_inside_the_model(self, name, levels, is_accepted):
+        backbone = Backbone(name, out_indices=levels, freeze_norm=False).eval()
+        batch = ImageBatch.from_images([torch.zeros(3, 230, 250, dtype=torch.uint8)])
+        with pytest.raises(ValueError, match=r"230 x 250 pixels.*data.pad_to=(32|64).*size=\[224,224\]") as error:
+            backbone(batch.pixels, batch.padding_mask)
+        assert isinstance(error.value.__cause__, RuntimeError | IndexError)
+        batch = ImageBatch.from_images([torch.zeros(3, *is_accepted, dtype=torch.uint8)])
+        assert len(backbone(batch.pixels, batch.padding_mask)) == 3
+
+    @pytest.mark.parametrize(
+        "fault",
+        [
+            torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 20.00 MiB"),
+            RuntimeError("CUDA error: device-side assert triggered"),
+            RuntimeError("expected scalar type Float but found Half"),
+            RuntimeError("Given groups=1, weight of size [8, 3, 3, 3], expected input to have 3 channels, but got 4"),
+            IndexError("list index out of range"),
+        ],
+    )
+    def test_another_fault_passes_as_it_is(self, fault):
+        def fail(*_):
+            raise fault
+
+        backbone = Backbone("test_resnet", freeze_norm=False)
+        backbone.net.conv1.register_forward_pre_hook(fail)
+        batch = ImageBatch.from_images([torch.zeros(3, 64, 64, dtype=torch.uint8)])
+        with pytest.raises(type(fault)) as error:
+            backbone(batch.pixels, batch.padding_mask)
+        assert error.value is fault
+
+    @pytest.mark.parametrize(
+        ("net", "words"),
+        [(None, r"Input height \(72\)"), (AddsTwoScales(), "(The size of|Attempting to broadcast)")],
+    )
+    def test_a_compiled_backbone_refuses_a_size_alike(self, net, words):
+        """Where timm looks at it, and where it fails inside; torch.compile wraps both errors."""
+        backbone = Backbone("test_vit", freeze_norm=False).eval()
+        backbone.net = net or backbone.net
+        backbone.compile(fullgraph=True, dynamic=False, backend="eager")
+        side = 160
+        batch = ImageBatch.from_images([torch.zeros(3, side, side, dtype=torch.uint8)])
+        assert backbone(batch.pixels, batch.padding_mask)[-1].shape[-1] == side // 16
+        batch = ImageBatch.from_images([torch.zeros(3, 72, 72, dtype=torch.uint8)])
+        with pytest.raises(ValueError, match=rf"72 x 72 pixels \(h x w\): {words}.*data.pad_to=16,"):
+            backbone(batch.pixels, batch.padding_mask)
 
     def test_weights_that_cannot_be_downloaded(self, monkeypatch):
         def unreachable(*_, **__):

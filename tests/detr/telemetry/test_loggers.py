@@ -192,6 +192,11 @@ class TestConsole:
             "gpu_memory 10.0 GiB | val/AP50 0.5000 | 0:03:10 left\n"
         )
 
+    def test_what_an_evaluation_cannot_measure_is_a_dash(self):
+        logger, file = self.make(is_terminal=False, num_steps=None)
+        logger.log(1, {"val/AP": 0.0, "val/APs": -1.0, "val/ARs": -1.0, "train/x": -1.0})
+        assert file.getvalue() == "step 1 | val/AP 0.0000 | val/APs - | val/ARs - | x -1.0000\n"
+
     def test_time_left_counts_from_the_resumed_step(self, monkeypatch: pytest.MonkeyPatch):
         now_s = 0.0
         monkeypatch.setattr("time.monotonic", lambda: now_s)
