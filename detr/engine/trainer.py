@@ -295,7 +295,7 @@ class Trainer:
         if is_main():
             write_json(self.folder.metrics, self.progress.metrics)
             plot_curves(self.folder.metrics_log, self.folder.path)
-        self._stuck_warning.check(self.progress.best["AP"], epoch=self.progress.epoch, num_epochs=self.num_epochs)
+            self._stuck_warning.check(self.progress.best["AP"], epoch=self.progress.epoch, num_epochs=self.num_epochs)
         return metrics, is_best
 
     def _until_stopped(self, batches: Iterable[Batch]) -> Iterator[Batch]:
