@@ -247,7 +247,8 @@ class Trainer:
         try:
             return train_step(self.state, window, stop_requested=self.stop.requested)
         except torch.OutOfMemoryError as error:
-            raise MemoryError(out_of_memory_message(window, self.state.device)) from error
+            message = out_of_memory_message(window, self.state.device, is_captured=self.state.graphs is not None)
+            raise MemoryError(message) from error
 
     def _enter(self, phase: str) -> None:
         self.watchdog.enter(self.progress.global_step, phase)

@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from detr.distributed import DistributedContext
+from detr.engine.out_of_memory import out_of_memory_message
 from detr.engine.settings import TrainerSettings
 from detr.engine.step import train_step
 
@@ -118,6 +119,16 @@ def test_without_captured_passes_it_does_not_fit(train_state: Callable[..., Any]
     limit_images(state.detector, 0)
     with pytest.raises(torch.OutOfMemoryError):
         train_step(state, batches([[2, 1]]))
+
+
+@pytest.mark.parametrize("is_captured", [False, True])
+def test_what_the_message_advises_is_not_refused(batches: Callable[..., Any], is_captured: bool):
+    message = out_of_memory_message(batches([[2, 1]]), torch.device("cpu"), is_captured=is_captured)
+    assert ("need trainer.cuda_graphs=false" in message) == is_captured
+    for advised in ({"accumulate": 2}, {"retry_oom": True}):
+        TrainerSettings(cuda_graphs=False, **advised)
+        with pytest.raises(ValueError, match="cuda_graphs"):
+            TrainerSettings(cuda_graphs=True, **advised)
 
 
 def test_ranks_must_stay_in_step(train_state: Callable[..., Any]):
