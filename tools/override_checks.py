@@ -55,21 +55,20 @@ def check_overrides(config_name: str, arguments: Iterable[str]) -> None:
     texts = [text for text in arguments if not text.startswith("-")]
     with _composing():
         try:
-            overrides = OverridesParser.create().parse_overrides(texts)
             loader = GlobalHydra.instance().config_loader()
+            overrides = OverridesParser.create(loader).parse_overrides(texts)
             choices = [override for override in overrides if loader.get_group_options(override.key_or_group)]
-            chosen = [str(choice.input_line) for choice in choices if not choice.is_sweep_override()]
-            cfg = compose(config_name, chosen, return_hydra_config=True)
+            cfgs = [compose(config_name, chosen, return_hydra_config=True) for chosen in _chosen_options(choices)]
         except HydraException:
             # a syntax error or an unknown option of a group, which Hydra explains well when it runs
             return
         # of all groups those that this tool has
-        used = set(cfg.hydra.runtime.choices)
+        used = set(cfgs[0].hydra.runtime.choices)
         groups = [group for group in loader.get_group_options("", results_filter=ObjectType.GROUP) if group in used]
         absent = [
             override.key_or_group
             for override in overrides
-            if _names_a_key(override) and OmegaConf.select(cfg, override.key_or_group, default=_ABSENT) is _ABSENT
+            if _names_a_key(override) and not any(_has_key(cfg, override.key_or_group) for cfg in cfgs)
         ]
         for key in absent:
             if key.startswith("data.") and "data" in used:
@@ -77,8 +76,26 @@ def check_overrides(config_name: str, arguments: Iterable[str]) -> None:
                 _require_choice(key, {option: compose(config_name, [f"data={option}"]).data for option in options})
     for override in overrides:
         if override not in choices and _names_a_key(override):
-            default = _require_key(cfg, override.key_or_group, extra_names=groups)
+            having = [cfg for cfg in cfgs if _has_key(cfg, override.key_or_group)]
+            default = _require_key([*having, *cfgs][0], override.key_or_group, extra_names=groups)
             _require_type(override, default)
+
+
+def _chosen_options(choices: Sequence[Override]) -> list[list[str]]:
+    """Options to compose so that each one of a sweep (`experiment=a,b`) occurs, which may have keys of its own."""
+    options = [
+        [f"{choice.get_key_element()}={value}" for value in choice.sweep_string_iterator()]
+        if choice.is_discrete_sweep()
+        else [str(choice.input_line)]
+        for choice in choices
+    ]
+    # a pattern that fits nothing has none, which Hydra says
+    options = [values for values in options if values]
+    first = [values[0] for values in options]
+    others = [
+        [*first[:place], value, *first[place + 1 :]] for place, values in enumerate(options) for value in values[1:]
+    ]
+    return [first, *others]
 
 
 def check_rows(config_name: str, rows: Mapping[str, Iterable[str]]) -> None:
@@ -118,14 +135,16 @@ def _composing() -> Iterator[None]:
 def _require_choice(key: str, datasets: Mapping[str, DictConfig]) -> None:
     """Refuse a key that the chosen data lacks and other data has, naming that."""
     name = key.removeprefix("data.")
-    having = [
-        choice for choice, node in datasets.items() if OmegaConf.select(node, name, default=_ABSENT) is not _ABSENT
-    ]
+    having = [choice for choice, node in datasets.items() if _has_key(node, name)]
     if having:
         raise ValueError(
             f"unknown key {key}: the chosen data has no such key, {' and '.join(f'data={it}' for it in having)} "
             f"{'has' if len(having) == 1 else 'have'} it; add data={'custom' if 'custom' in having else having[0]}"
         )
+
+
+def _has_key(cfg: DictConfig, key: str) -> bool:
+    return OmegaConf.select(cfg, key, default=_ABSENT) is not _ABSENT
 
 
 def _names_a_key(override: Override) -> bool:

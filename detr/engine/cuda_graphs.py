@@ -121,8 +121,9 @@ class GraphedDetector(nn.Module):
         if size not in self._uncaptured:
             self._uncaptured.add(size)
             logger.warning(
-                "cuda_graphs: batches of size %s run uncaptured, since %d sizes are captured already; a larger "
-                "data.pad_to gives fewer sizes, trainer.max_graphs captures more (%d beyond the limit so far)",
+                "cuda_graphs: batches of size %s run uncaptured, since no more than %d sizes are captured "
+                "(trainer.max_graphs, or fewer where memory was short); a larger data.pad_to gives fewer sizes "
+                "(%d beyond the limit so far)",
                 size,
                 self.max_graphs,
                 len(self._uncaptured),

@@ -32,8 +32,8 @@ def describe_window(window: Sequence[Batch]) -> str:
     return "\n  ".join(lines)
 
 
-def out_of_memory_message(window: Sequence[Batch], device: torch.device) -> str:
-    """What to tell the user whose step did not fit."""
+def out_of_memory_message(window: Sequence[Batch], device: torch.device, *, is_captured: bool) -> str:
+    """What to tell the user whose step did not fit; captured passes take neither accumulation nor halves."""
     limits = ""
     if device.type == "cuda":
         peak_gib = torch.cuda.max_memory_allocated(device) / 2**30
@@ -42,6 +42,7 @@ def out_of_memory_message(window: Sequence[Batch], device: torch.device) -> str:
         f"out of memory{limits} in a step of\n  {describe_window(window)}\nLower data.batch_size (and raise "
         "trainer.accumulate), the image size in transforms, or use precision=bf16; trainer.retry_oom=true trains such "
         "a step in halves, with the same gradients but for dropout and batch norms that are not frozen"
+        + ("; trainer.accumulate and trainer.retry_oom need trainer.cuda_graphs=false" if is_captured else "")
     )
 
 

@@ -43,6 +43,8 @@ HARMLESS_KEYS = (
     "trainer.max_minutes",
     "trainer.profile_steps",
     "trainer.num_pictures",
+    # a warning advises to change it, and a run lowers it itself
+    "trainer.max_graphs",
     "report",
 )
 
@@ -183,13 +185,16 @@ def _write_text(path: Path, text: str) -> None:
 
 
 def config_differences(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
-    """The keys that differ, as "key: old -> new", without the harmless ones."""
+    """The keys that differ, as "key: old -> new", without the harmless ones.
+
+    A key that one of them lacks is as if it were null there: so a run goes on with a version that has more options.
+    """
     old_values, new_values = flatten(old), flatten(new)
     absent = "(absent)"
     return [
         f"{key}: {old_values.get(key, absent)} -> {new_values.get(key, absent)}"
         for key in sorted(old_values.keys() | new_values.keys())
-        if old_values.get(key, absent) != new_values.get(key, absent) and not _is_harmless(key)
+        if old_values.get(key) != new_values.get(key) and not _is_harmless(key)
     ]
 
 

@@ -28,8 +28,9 @@ def require_same_run(config: Mapping[str, Any], data: Mapping[str, str]) -> None
         for key, value in flatten(config).items()
         if not any(key == own or key.startswith(own + ".") for own in _OF_A_MACHINE)
     }
-    require_same(settings, advice="give the same command on every machine")
+    # first, since settings follow from the dataset: the number of queries from its fullest image
     require_same(
         {f"data {split}": fingerprint for split, fingerprint in data.items()},
         advice="give every machine the same copy of the dataset",
     )
+    require_same(settings, advice="give the same command on every machine")

@@ -140,10 +140,11 @@ def _give_up_graphs(state: TrainState, graphs: GraphedDetector, window: Sequence
     state.optimizer.zero_grad(set_to_none=True)
     held = graphs.num_graphs
     graphs.give_up_half()
+    key = f"max_graphs={graphs.max_graphs}" if graphs.max_graphs > 0 else "cuda_graphs=false"
     _logger.warning(
         "cuda_graphs: a step did not fit beside %d captured sizes, which are given up; from now on %d are captured, as "
-        "they come. trainer.max_graphs=%d does so from the start. The step:\n  %s",
-        *(held, graphs.max_graphs, graphs.max_graphs, describe_window(window)),
+        "they come. trainer.%s does so from the start. The step:\n  %s",
+        *(held, graphs.max_graphs, key, describe_window(window)),
     )
 
 

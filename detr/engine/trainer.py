@@ -247,7 +247,8 @@ class Trainer:
         try:
             return train_step(self.state, window, stop_requested=self.stop.requested)
         except torch.OutOfMemoryError as error:
-            raise MemoryError(out_of_memory_message(window, self.state.device)) from error
+            message = out_of_memory_message(window, self.state.device, is_captured=self.state.graphs is not None)
+            raise MemoryError(message) from error
 
     def _enter(self, phase: str) -> None:
         self.watchdog.enter(self.progress.global_step, phase)
@@ -295,7 +296,7 @@ class Trainer:
         if is_main():
             write_json(self.folder.metrics, self.progress.metrics)
             plot_curves(self.folder.metrics_log, self.folder.path)
-        self._stuck_warning.check(self.progress.best["AP"], epoch=self.progress.epoch, num_epochs=self.num_epochs)
+            self._stuck_warning.check(self.progress.best["AP"], epoch=self.progress.epoch, num_epochs=self.num_epochs)
         return metrics, is_best
 
     def _until_stopped(self, batches: Iterable[Batch]) -> Iterator[Batch]:

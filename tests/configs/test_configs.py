@@ -237,6 +237,28 @@ def test_keys_of_a_chosen_group_count():
         check_overrides("train", ["data=coco", "data.num_val_images=3"])
 
 
+@pytest.mark.parametrize(
+    "overrides",
+    [
+        ["experiment=r50_50ep,r50_refine_50ep", "data.root=/x"],
+        ["experiment=debug_cpu,r50_50ep", "data.root=/x"],
+        ["experiment=glob(r50*)", "data.root=/x,/y"],
+        ["data=custom,coco", "data.root=/x", "data.holdout=null"],
+        ["experiment=glob(zz*)"],
+    ],
+)
+def test_keys_of_any_option_of_a_sweep_count(overrides: list[str]):
+    check_overrides("train", ["-m", *overrides])
+
+
+@pytest.mark.parametrize(
+    ("override", "words"), [("data.rot=/x", "did you mean data.root"), ("schedule.epochs=x", "a whole number")]
+)
+def test_other_keys_of_a_sweep_are_refused(override: str, words: str):
+    with pytest.raises(ValueError, match=words):
+        check_overrides("train", ["-m", "experiment=r50_50ep,r50_refine_50ep", override])
+
+
 def test_the_quickstart_evaluates_the_default_synthetic_set():
     default, quickstart = config_of("train"), config_of("train", ["experiment=quickstart"])
     for key in ("size", "num_classes", "num_val_images", "seed"):

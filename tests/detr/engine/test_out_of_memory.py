@@ -10,6 +10,8 @@ import pytest
 import torch
 
 from detr.distributed import DistributedContext
+from detr.engine.out_of_memory import out_of_memory_message
+from detr.engine.settings import TrainerSettings
 from detr.engine.step import train_step
 
 
@@ -80,13 +82,19 @@ class Graphs:
         self.num_graphs = 0
 
 
+@pytest.mark.parametrize(("num_graphs", "key", "value"), [(20, "max_graphs", 10), (1, "cuda_graphs", False)])
 def test_captured_passes_give_way_to_a_step_that_does_not_fit(
-    train_state: Callable[..., Any], batches: Callable[..., Any], caplog: pytest.LogCaptureFixture
+    train_state: Callable[..., Any],
+    batches: Callable[..., Any],
+    caplog: pytest.LogCaptureFixture,
+    num_graphs: int,
+    key: str,
+    value: object,
 ):
     state = train_state()
     [batch] = batches([[2, 1]])
     expected = train_step(copy.deepcopy(state), [batch])
-    graphs = Graphs(num_graphs=20)
+    graphs = Graphs(num_graphs=num_graphs)
     graphs.parameters = list(state.detector.parameters())
     # gradients of a pass before, which lie in the memory of the graphs
     graphs.parameters[0].grad = torch.zeros_like(graphs.parameters[0])
@@ -99,9 +107,11 @@ def test_captured_passes_give_way_to_a_step_that_does_not_fit(
     state.detector.register_forward_pre_hook(check)
     result = train_step(state, [batch])
     assert result.loss.equal(expected.loss)
-    assert (graphs.num_graphs, graphs.max_graphs, graphs.gradients) == (0, 10, [False])
-    assert "did not fit beside 20 captured sizes" in caplog.text
-    assert "trainer.max_graphs=10" in caplog.text
+    assert (graphs.num_graphs, graphs.max_graphs, graphs.gradients) == (0, num_graphs // 2, [False])
+    assert f"did not fit beside {num_graphs} captured sizes" in caplog.text
+    assert f"trainer.{key}={str(value).lower()} does so from the start" in caplog.text
+    # the key takes it
+    TrainerSettings(**{key: value})
 
 
 def test_without_captured_passes_it_does_not_fit(train_state: Callable[..., Any], batches: Callable[..., Any]):
@@ -109,6 +119,16 @@ def test_without_captured_passes_it_does_not_fit(train_state: Callable[..., Any]
     limit_images(state.detector, 0)
     with pytest.raises(torch.OutOfMemoryError):
         train_step(state, batches([[2, 1]]))
+
+
+@pytest.mark.parametrize("is_captured", [False, True])
+def test_what_the_message_advises_is_not_refused(batches: Callable[..., Any], is_captured: bool):
+    message = out_of_memory_message(batches([[2, 1]]), torch.device("cpu"), is_captured=is_captured)
+    assert ("need trainer.cuda_graphs=false" in message) == is_captured
+    for advised in ({"accumulate": 2}, {"retry_oom": True}):
+        TrainerSettings(cuda_graphs=False, **advised)
+        with pytest.raises(ValueError, match="cuda_graphs"):
+            TrainerSettings(cuda_graphs=True, **advised)
 
 
 def test_ranks_must_stay_in_step(train_state: Callable[..., Any]):

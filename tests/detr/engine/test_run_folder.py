@@ -53,6 +53,14 @@ def test_harmless_keys_may_differ(make_run: Callable[..., None], tmp_path: Path)
     assert open_run_folder(tmp_path, other, resume="auto").resume_from is not None
 
 
+def test_a_run_of_a_version_with_fewer_options_goes_on(make_run: Callable[..., None], tmp_path: Path):
+    make_run(tmp_path)
+    options = {"data": {"holdout": None}, "trainer": {"max_graphs": 32}}
+    assert open_run_folder(tmp_path, CONFIG | options, resume="auto").resume_from is not None
+    with pytest.raises(ValueError, match=r"data\.holdout: \(absent\) -> 0\.1"):
+        open_run_folder(tmp_path, CONFIG | {"data": {"holdout": 0.1}}, resume="auto")
+
+
 def test_a_different_run_is_refused_with_its_keys(make_run: Callable[..., None], tmp_path: Path):
     make_run(tmp_path)
     other = CONFIG | {"seed": 2, "model": {"num_queries": 20, "layers": [1, 2]}}

@@ -10,7 +10,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
 import pytest
 
@@ -183,6 +183,23 @@ def test_the_lock_that_is_waited_for_is_of_the_folder_that_is_there(hold: Hold, 
         holder.wait()
         waiting.acquire()
         assert (tmp_path / "run" / LOCK).read_text().split()[:2] == [str(os.getpid()), socket.gethostname()]
+
+
+def test_a_folder_that_goes_between_opening_and_locking_is_made_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """As by a holder without results that ends at this moment: the lock got would be of a file that is gone."""
+    lockf, taken_away = fcntl.lockf, []
+
+    def late(file: TextIO, operation: int) -> None:
+        if not taken_away:
+            shutil.rmtree(tmp_path / "run")
+            taken_away.append(True)
+        lockf(file, operation)
+
+    monkeypatch.setattr(fcntl, "lockf", late)
+    with RunLock(tmp_path / "run") as lock:
+        lock.acquire()
+        assert taken_away
+        lock.require()
 
 
 def test_nothing_is_held_before_acquire(hold: Hold, tmp_path: Path):

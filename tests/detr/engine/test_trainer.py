@@ -131,6 +131,17 @@ def test_a_run_that_learns_nothing_gets_a_checklist(
     assert "optimizer.lr" in warning
 
 
+def test_one_rank_speaks_for_all_of_what_all_know(
+    trainer: Callable[..., Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+):
+    from detr.engine import progress_checks
+
+    monkeypatch.setattr(progress_checks, "STUCK_EPOCHS", 0)
+    monkeypatch.setattr("detr.engine.trainer.is_main", lambda: False)
+    trainer(tmp_path, epochs=1).fit()
+    assert not [record.message for record in caplog.records if "AP is at most" in record.message]
+
+
 @pytest.mark.parametrize(("ap", "says"), [(-1.0, "AP cannot be measured"), (0.0, "AP is at most"), (0.5, "")])
 def test_what_a_run_says_about_its_ap(ap: float, says: str, caplog: pytest.LogCaptureFixture):
     """-1 is COCO's word for no ground truth, and no bad AP."""

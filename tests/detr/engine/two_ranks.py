@@ -83,8 +83,10 @@ def refusals(state: TrainState, context: DistributedContext, folder: Path) -> di
     return {
         "layouts": refusal(lambda: share_weights(other)),
         "no gradient": refusal(lambda: train_step(state, window)),
-        "settings": refusal(lambda: require_same_run({"name": str(rank), "optimizer": {"lr": rank}}, {})),
-        "data": refusal(lambda: require_same_run({"data": {"root": f"/{rank}"}}, {"train": f"{rank} images"})),
+        "settings": refusal(
+            lambda: require_same_run({"name": str(rank), "data": {"root": f"/{rank}"}, "optimizer": {"lr": rank}}, {})
+        ),
+        "data": refusal(lambda: require_same_run({"model": {"num_queries": rank}}, {"train": f"{rank} images"})),
         "checkpoint": refusal(lambda: resume_other_files(state, context, folder)),
     }
 
