@@ -23,9 +23,9 @@ LEAST_FREE = 0.1
 class GraphedDetector(nn.Module):
     """Runs a detector through one pair of CUDA graphs for each padded size and number of images.
 
-    A size is captured when it first comes. All graphs share one pool of memory, since no two of them run at a time,
-    but sizes leave gaps in it: 32 sizes up to 896x1408 at batch 16 hold four times what one takes. Gradients come in
-    buffers of the graphs, which the next pass overwrites: one batch an optimizer step.
+    A size is captured when it first comes. All graphs share one pool of memory, since no two of them run at a time;
+    yet many sizes hold several times what one takes (docs/performance.md). Gradients come in buffers of the graphs,
+    which the next pass overwrites: one batch an optimizer step.
 
     Args:
         detector: On a CUDA device, in training mode. Its parameters must stay where they are.
