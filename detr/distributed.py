@@ -4,7 +4,6 @@ Every function works without a process group, as the only rank of a world of one
 collectives in the same order, never depending on data.
 """
 
-import itertools
 import os
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -142,10 +141,14 @@ def average_tensors(tensors: Sequence[Tensor]) -> None:
     # in the order of their memory, both copies are a handful of kernels; by shape, a kernel for each tensor that is
     # not row-major
     lines = [_in_memory_order(tensor) for tensor in tensors]
-    starts = [0, *itertools.accumulate(_aligned(line.numel()) for line in lines)]
-    # what lies between the tensors is summed and never read
-    flat = lines[0].new_empty(starts.pop())
-    parts = [flat[start : start + line.numel()].view(line.shape) for start, line in zip(starts, lines, strict=True)]
+    # each with room up to a multiple of 16 elements, for wide loads; what lies there is summed and never read
+    sizes = [size for line in lines for size in (line.numel(), -line.numel() % 16)]
+    flat = lines[0].new_empty(sum(sizes))
+    # in one call: views made one by one take the host 1.3 ms for the 349 gradients of R50, these 0.3
+    parts = [
+        part if line.dim() == 1 else part.view(line.shape)
+        for part, line in zip(flat.split(sizes)[::2], lines, strict=True)
+    ]
     torch._foreach_copy_(parts, lines)
     # before the sum, which could overflow
     flat /= dist.get_world_size()
@@ -160,11 +163,6 @@ def _in_memory_order(tensor: Tensor) -> Tensor:
     strides = tensor.stride()
     in_order = tensor.permute(sorted(range(tensor.dim()), key=lambda axis: -strides[axis]))
     return in_order.view(-1) if in_order.is_contiguous() else tensor
-
-
-def _aligned(num_elements: int) -> int:
-    """Room for so many elements that the next tensor begins at a multiple of 16 elements, for wide loads."""
-    return -(-num_elements // 16) * 16
 
 
 def broadcast_tensors(tensors: Iterable[Tensor]) -> None:

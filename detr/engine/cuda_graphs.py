@@ -23,9 +23,10 @@ LEAST_FREE = 0.1
 class GraphedDetector(nn.Module):
     """Runs a detector through one pair of CUDA graphs for each padded size and number of images.
 
-    A size is captured when it first comes. All graphs share one pool of memory, since no two of them run at a time;
-    yet many sizes hold several times what one takes (docs/performance.md). Gradients come in buffers of the graphs,
-    which the next pass overwrites: one batch an optimizer step.
+    A size is captured when it first comes. All graphs share one pool of memory, since no two of them run at a time.
+    When a larger size comes than all before, the others are captured anew as they come: in a pool that began with a
+    smaller one, few of its tensors would find room. Gradients come in buffers of the graphs, which the next pass
+    overwrites: one batch an optimizer step.
 
     Args:
         detector: On a CUDA device, in training mode. Its parameters must stay where they are.
@@ -36,7 +37,7 @@ class GraphedDetector(nn.Module):
         ValueError: The detector is not on a CUDA device.
     """
 
-    def __init__(self, detector: nn.Module, *, max_graphs: int = 32) -> None:
+    def __init__(self, detector: nn.Module, *, max_graphs: int = 64) -> None:
         super().__init__()
         device = next(detector.parameters()).device
         if device.type != "cuda":
@@ -49,6 +50,7 @@ class GraphedDetector(nn.Module):
         # in a dict, so no submodules: their parameters are the detector's
         self._passes: dict[tuple[int, ...], _TensorPass] = {}
         self._uncaptured: set[tuple[int, ...]] = set()
+        self._most_pixels = 0
 
     @property
     def num_graphs(self) -> int:
@@ -64,6 +66,9 @@ class GraphedDetector(nn.Module):
             if len(self._passes) >= self.max_graphs:
                 self._warn_uncaptured(size)
                 return self._plain(images)
+            if images.pixels.numel() > self._most_pixels:
+                self._most_pixels = images.pixels.numel()
+                self._release()
             self._passes[size] = self._capture(images)
             self._leave_memory(images.pixels.device)
         return _from_tensors(self._passes[size](images.pixels, images.sizes))
@@ -74,6 +79,12 @@ class GraphedDetector(nn.Module):
         Gradients that a captured pass made must be gone: they lie in that memory.
         """
         self.max_graphs = len(self._passes) // 2
+        self._release()
+
+    def _release(self) -> None:
+        """Free what captured passes hold; the next ones start a new pool."""
+        if not self._passes:
+            return
         self._passes.clear()
         # a captured module and what replays it hold each other
         gc.collect()

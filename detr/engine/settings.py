@@ -56,7 +56,7 @@ class TrainerSettings:
     compile: bool = False
     compile_shapes: ShapeMode = "auto"
     cuda_graphs: bool = False
-    max_graphs: int = 32
+    max_graphs: int = 64
     recompute: bool = False
     nonfinite: NonFinitePolicy = "skip"
     max_nonfinite: int = 50

@@ -83,7 +83,7 @@ def build_train_state(
     compile: bool = False,
     compile_shapes: ShapeMode = "auto",
     cuda_graphs: bool = False,
-    max_graphs: int = 32,
+    max_graphs: int = 64,
     recompute: bool = False,
     retry_oom: bool = False,
 ) -> TrainState:

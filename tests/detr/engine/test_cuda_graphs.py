@@ -251,6 +251,39 @@ class TestOnTheGPU:
         train_step(state, make_batches()[:1])
         assert (state.graphs.num_graphs, state.graphs.max_graphs) == (1, 1)
 
+    def test_a_larger_size_starts_a_new_pool(self):
+        plain, graphed = make_state(cuda_graphs=False), make_state(cuda_graphs=True)
+        num_graphs = []
+        for height in (128, 256, 128, 384, 256, 128):
+            [batch] = synthetic_batches(
+                batch_size=2, height=height, width=224, targets_per_image=3, num_classes=5, num_batches=1
+            )
+            expected, result = train_step(plain, [batch]), train_step(graphed, [batch])
+            torch.testing.assert_close(result.loss, expected.loss, rtol=1e-3, atol=0)
+            num_graphs.append(graphed.graphs.num_graphs)
+        assert num_graphs == [1, 1, 2, 1, 2, 3]
+
+    @pytest.mark.parametrize("heights", [(128, 256, 384, 512), (512, 384, 256, 128)], ids=["rising", "falling"])
+    def test_sizes_hold_little_more_than_the_largest_whatever_their_order(self, heights):
+        def reserved_after(heights):
+            state = make_state(cuda_graphs=True)
+            torch.cuda.empty_cache()
+            before = torch.cuda.memory_reserved()
+            # each comes twice, so that all are captured at the end
+            for height in heights * 2:
+                [batch] = synthetic_batches(
+                    batch_size=8, height=height, width=768, targets_per_image=3, num_classes=5, num_batches=1
+                )
+                train_step(state, [batch])
+            assert state.graphs.num_graphs == len(heights)
+            state.optimizer.zero_grad(set_to_none=True)
+            torch.cuda.empty_cache()
+            reserved = torch.cuda.memory_reserved() - before
+            state.graphs.give_up_half()
+            return reserved
+
+        assert reserved_after(heights) < 1.5 * reserved_after((512,))
+
     def test_a_capture_waits_for_other_threads_to_leave_the_device(self, tmp_path):
         state = make_state(cuda_graphs=True)
         writer = CheckpointWriter(RunFolder(tmp_path, None), keep_last=1)
@@ -261,7 +294,8 @@ class TestOnTheGPU:
             writer.wait()
 
         state.graphs.before_capture = wait
-        for height in range(160, 416, 32):
+        # the largest first: a larger one would have the others captured anew
+        for height in range(384, 128, -32):
             payload = make_checkpoint(state, padding=torch.zeros(2**26, device="cuda"))
             writer.save(payload, is_best=False)
             [batch] = synthetic_batches(
