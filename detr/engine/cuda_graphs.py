@@ -47,6 +47,7 @@ class GraphedDetector(nn.Module):
         # called before a size is captured: no other thread may use the device meanwhile
         self.before_capture: Callable[[], None] | None = None
         self._pool = torch.cuda.graph_pool_handle()
+        self._streams = _StreamRing()
         # in a dict, so no submodules: their parameters are the detector's
         self._passes: dict[tuple[int, ...], _TensorPass] = {}
         self._uncaptured: set[tuple[int, ...]] = set()
@@ -114,6 +115,7 @@ class GraphedDetector(nn.Module):
         cached = torch.is_autocast_cache_enabled()
         torch.set_autocast_cache_enabled(False)
         torch.clear_autocast_cache()
+        self._streams.rewind()
         try:
             # warming up takes the batch at hand: batch norms would count it several times over, and a resumed run,
             # which captures anew, would draw other numbers than one that never stopped
@@ -123,6 +125,9 @@ class GraphedDetector(nn.Module):
                 )
         finally:
             torch.set_autocast_cache_enabled(cached)
+            # cuBLAS keeps 32 MiB a stream and thread, cut out of larger pieces that then cannot be given back; those
+            # of the graphs lie in their pool, where no other pass runs at the same time
+            torch._C._cuda_clearCublasWorkspaces()
         assert isinstance(captured, _TensorPass)
         # what warming up took outside the graphs' pool
         torch.cuda.empty_cache()
@@ -139,6 +144,29 @@ class GraphedDetector(nn.Module):
                 self.max_graphs,
                 len(self._uncaptured),
             )
+
+
+class _StreamRing:
+    """Has every capture take the same stream of those that PyTorch hands out in turn, 32 a device.
+
+    `make_graphed_callables` warms up on the next one, and PyTorch 2.14 captures on it, too (2.11 on one of its own).
+    What a pass frees, a later one can use on the same stream alone: with a new one each time, sizes share nothing.
+    """
+
+    NUM_STREAMS = 32
+
+    def __init__(self) -> None:
+        self._before: torch.cuda.Stream | None = None
+
+    def rewind(self) -> None:
+        """The next stream is the one that followed the first call."""
+        if self._before is None:
+            self._before = torch.cuda.Stream()
+            return
+        # another thread that takes streams meanwhile costs memory, nothing else
+        for _ in range(self.NUM_STREAMS):
+            if torch.cuda.Stream() == self._before:
+                return
 
 
 class _TensorPass(nn.Module):

@@ -1,5 +1,8 @@
 """Captured passes: the same numbers as plain ones, for every size, and clear errors where they cannot be."""
 
+import gc
+import itertools
+
 import pytest
 import torch
 from torch import nn
@@ -9,7 +12,7 @@ from detr.distributed import DistributedContext
 from detr.engine.as_if_not_run import as_if_not_run
 from detr.engine.checkpoint import Checkpoint
 from detr.engine.checkpoint_writer import CheckpointWriter
-from detr.engine.cuda_graphs import GraphedDetector, _from_tensors, _to_tensors
+from detr.engine.cuda_graphs import GraphedDetector, _from_tensors, _StreamRing, _to_tensors
 from detr.engine.optim import build_adamw
 from detr.engine.precision import Precision
 from detr.engine.run_folder import RunFolder
@@ -57,6 +60,28 @@ def test_warming_up_leaves_no_trace():
     for name, buffer in model.named_buffers():
         assert torch.equal(buffer, before[name]), name
     assert torch.equal(torch.rand(4), expected)
+
+
+def test_captures_take_the_same_stream_each_time(monkeypatch):
+    handed_out = itertools.cycle(range(32))
+    monkeypatch.setattr(torch.cuda, "Stream", lambda: next(handed_out))
+    streams = _StreamRing()
+    taken = []
+    for num_others in (0, 3, 40, 31, 32, 1):
+        for _ in range(num_others):
+            torch.cuda.Stream()
+        streams.rewind()
+        taken.append(torch.cuda.Stream())
+    assert taken == [taken[0]] * 6
+
+
+def test_streams_that_never_come_again_do_not_hang(monkeypatch):
+    numbers = itertools.count()
+    monkeypatch.setattr(torch.cuda, "Stream", lambda: next(numbers))
+    streams = _StreamRing()
+    streams.rewind()
+    streams.rewind()
+    assert next(numbers) == 33
 
 
 gpu = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]
@@ -267,6 +292,7 @@ class TestOnTheGPU:
     def test_sizes_hold_little_more_than_the_largest_whatever_their_order(self, heights):
         def reserved_after(heights):
             state = make_state(cuda_graphs=True)
+            gc.collect()
             torch.cuda.empty_cache()
             before = torch.cuda.memory_reserved()
             # each comes twice, so that all are captured at the end
@@ -283,6 +309,19 @@ class TestOnTheGPU:
             return reserved
 
         assert reserved_after(heights) < 1.5 * reserved_after((512,))
+
+    def test_sizes_share_the_memory_of_one_stream(self):
+        state = make_state(cuda_graphs=True)
+        for height in (256, 192, 128):
+            [batch] = synthetic_batches(
+                batch_size=2, height=height, width=224, targets_per_image=3, num_classes=5, num_batches=1
+            )
+            train_step(state, [batch])
+        segments = torch.cuda.memory_snapshot()
+        in_pool = [segment for segment in segments if tuple(segment["segment_pool_id"]) == tuple(state.graphs._pool)]
+        assert state.graphs.num_graphs == 3
+        assert in_pool
+        assert len({segment["stream"] for segment in in_pool}) == 1
 
     def test_a_capture_waits_for_other_threads_to_leave_the_device(self, tmp_path):
         state = make_state(cuda_graphs=True)
