@@ -23,7 +23,15 @@ from pathlib import Path
 
 from omegaconf import DictConfig
 
-from detr.data import SplitReport, SplitSource, check_split, find_own_split, format_faults, format_summary
+from detr.data import (
+    SplitReport,
+    SplitSource,
+    check_split,
+    find_own_split,
+    find_parts,
+    format_faults,
+    format_summary,
+)
 from detr.engine.run_folder import write_json
 from tools.launcher import hydra_tool
 
@@ -63,12 +71,15 @@ def find_sources(cfg: DictConfig) -> dict[str, tuple[SplitSource, bool]]:
     # other data than `custom` has none
     holdout = cfg.data.get("holdout")
     places = {"root": cfg.data.root, "train": cfg.data.train, "val": cfg.data.val}
-    for split in ("train", "val"):
-        given = cfg.data[split if holdout is None else "train"]
+    for split in ("train", "val") if holdout is None else ("train",):
+        given = cfg.data[split]
         if given.annotations is not None or cfg.data.root is not None:
             with_images = given.images is not None or cfg.data.root is not None
-            found = find_own_split(split, **places, holdout=holdout, with_images=with_images)
-            sources[split] = (found, with_images)
+            if holdout is None:
+                found = {split: find_own_split(split, **places, holdout=None, with_images=with_images)}
+            else:
+                found = find_parts(**places, holdout=holdout, with_images=with_images)
+            sources |= {name: (source, with_images) for name, source in found.items()}
     if not sources:
         raise ValueError("what is to be checked? Set data.root=DIR, or data.val.annotations=FILE data.val.images=DIR")
     return sources

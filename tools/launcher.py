@@ -14,6 +14,7 @@ from omegaconf import DictConfig, ListConfig, OmegaConf
 from detr.distributed import DistributedContext, broadcast_object, cleanup, init_distributed, is_main
 from detr.engine.preemption import REQUEUE_EXIT_CODE, Preempted
 from detr.engine.random_state import seed_everything
+from detr.rank_logging import log_as_rank
 from detr.telemetry.environment import collect_environment, format_environment
 from ops import BackendUnavailable
 from tools.help_text import help_text
@@ -72,13 +73,12 @@ def hydra_tool(
 
 
 def start_process(cfg: DictConfig) -> DistributedContext:
-    """Join the ranks and seed them alike; ranks above 0 say warnings only."""
+    """Join the ranks and seed them alike; what all of them meet alike is logged by rank 0 only."""
     if "SUBMITIT_EXECUTOR" in os.environ and "RANK" not in os.environ:
         os.environ.update(submitit_ranks())
     context = init_distributed(cfg.device)
-    if context.rank > 0:
-        for name in ("detr", "ops"):
-            logging.getLogger(name).setLevel(logging.WARNING)
+    if context.world_size > 1:
+        log_as_rank(logging.getLogger().handlers, rank=context.rank, local_rank=context.local_rank)
     seed_everything(cfg.seed, rank=0)
     return context
 

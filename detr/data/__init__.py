@@ -26,7 +26,7 @@ from detr.data.health import SplitReport, check_split, format_summary, summarize
 from detr.data.images import IMAGE_SUFFIXES, read_image, read_image_size
 from detr.data.layouts import SplitSource, find_coco_split, find_split
 from detr.data.loader import DetectionLoader, build_train_loader, build_val_loader
-from detr.data.own_split import find_own_split
+from detr.data.own_split import find_own_split, find_parts
 from detr.data.samplers import Draw, EvalSampler, TrainSampler
 from detr.data.synthetic import SyntheticDataset
 from detr.data.transforms import (
@@ -68,6 +68,7 @@ __all__ = [
     "exit_code",
     "find_coco_split",
     "find_own_split",
+    "find_parts",
     "find_split",
     "flip_and_resize",
     "format_faults",

@@ -10,8 +10,6 @@ from typing import Any
 from detr.data.annotation_entries import parse_annotations
 from detr.data.annotations import CocoAnnotations
 from detr.data.faults import Fault, FaultyAnnotations, listed
-from detr.data.holdout import take_part
-from detr.data.layouts import Part
 
 _logger = logging.getLogger(__name__)
 
@@ -47,7 +45,6 @@ def checked_annotations(
     need_annotations: bool = True,
     faulty: FaultyAnnotations = "error",
     reader_faults: Sequence[Fault] = (),
-    part: Part | None = None,
 ) -> CocoAnnotations:
     """The annotations of a COCO dict; see `load_coco_annotations`.
 
@@ -57,12 +54,23 @@ def checked_annotations(
         need_annotations: See `load_coco_annotations`.
         faulty: See `load_coco_annotations`.
         reader_faults: What is not in the dict, as whoever made it could not use it.
-        part: Which part of the images to keep, and to say faults of; None: all.
     """
     annotations, entry_faults = parse_annotations(content, path, need_annotations=need_annotations)
-    faults = [*reader_faults, *entry_faults]
-    if part is not None:
-        annotations, faults = take_part(annotations, faults, part)
+    refuse_or_log([*reader_faults, *entry_faults], path, faulty)
+    return annotations
+
+
+def refuse_or_log(faults: Sequence[Fault], path: Path, faulty: FaultyAnnotations) -> None:
+    """What is done about faulty entries that are left out.
+
+    Args:
+        faults: The entries.
+        path: The file they are of.
+        faulty: "error", or "drop" to count them in the log.
+
+    Raises:
+        ValueError: There are some, which is an error.
+    """
     if faults and faulty == "error":
         raise ValueError(
             f"{path} has {len(faults)} fault(s) that training or evaluation cannot go on with:\n  "
@@ -70,11 +78,10 @@ def checked_annotations(
             "data.faulty_annotations=drop"
         )
     if faults:
-        log_dropped(faults, path)
-    return annotations
+        _log_dropped(faults, path)
 
 
-def log_dropped(faults: list[Fault], path: Path) -> None:
+def _log_dropped(faults: Sequence[Fault], path: Path) -> None:
     """Say how many faulty entries of each kind were met, and name the first."""
     counts = ", ".join(f"{count} x {kind}" for kind, count in Counter(fault.kind for fault in faults).items())
     lines = [f"{_line(fault, path)} -> {fault.action}" for fault in faults]

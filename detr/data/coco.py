@@ -239,12 +239,19 @@ def _require_files(annotations: CocoAnnotations, folder: Path) -> None:
 
 def _require_headers(annotations: CocoAnnotations, folder: Path, *, apply_exif: bool) -> None:
     """List the images that are unreadable or not of their annotated size, as far as their headers say."""
-    faults = header_faults(annotations, folder, apply_exif=apply_exif)
-    if faults:
+    found = header_faults(annotations, folder, apply_exif=apply_exif)
+    if found.faults:
+        count, looked_at = f"{len(found.faults)}", ""
+        if found.num_decoded < found.num_suspect:
+            count = f"at least {count}"
+            looked_at = (
+                f" (by their headers {found.num_suspect} are broken or of another size than annotated, of which the "
+                f"first {found.num_decoded} were decoded)"
+            )
         raise ValueError(
-            f"{len(faults)} of the {len(annotations.image_ids)} images of {annotations.path} cannot be evaluated on; "
-            f"the first:\n  {listed([fault.problem for fault in faults])}\nReplace these files, correct their "
-            "annotations, or leave the images out with data.faulty_images=skip"
+            f"{count} of the {len(annotations.image_ids)} images of {annotations.path} cannot be evaluated on"
+            f"{looked_at}; the first:\n  {listed([fault.problem for fault in found.faults])}\nReplace these files, "
+            "correct their annotations, or leave the images out with data.faulty_images=skip"
         )
 
 

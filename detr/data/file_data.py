@@ -1,6 +1,7 @@
 """Datasets on disk as the data of a run."""
 
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -10,9 +11,14 @@ from detr.data.detection_data import DetectionData
 from detr.data.epoch_order import Sampling
 from detr.data.faults import FaultyAnnotations, FaultyImages
 from detr.data.layouts import Split, SplitSource, find_coco_split
-from detr.data.own_split import find_own_split
+from detr.data.own_split import find_own_split, find_parts
+from detr.data.parts import Parts
 from detr.data.sources import load_source
 from detr.data.transforms import DetectionTransform, EvalTransform
+
+Load = Callable[..., tuple[CocoAnnotations, Path]]
+"""`load(split, with_images=..., need_annotations=...)`: the annotations of a split, and its image folder, which may be
+none where images are not needed."""
 
 
 def coco_data(
@@ -62,10 +68,9 @@ def coco_data(
         return SplitSource("coco", *find_coco_split(split, root=root, **paths[split]))
 
     return _file_data(
-        find,
+        _one_by_one(find, apply_exif=apply_exif, faulty=faulty_annotations),
         label_map=label_map,
         apply_exif=apply_exif,
-        faulty_annotations=faulty_annotations,
         faulty_images=faulty_images,
         batch_size=batch_size,
         val_batch_size=val_batch_size,
@@ -103,13 +108,17 @@ def custom_data(
     """
 
     def find(split: Split, *, with_images: bool) -> SplitSource:
-        return find_own_split(split, root=root, train=train, val=val, holdout=holdout, with_images=with_images)
+        return find_own_split(split, root=root, train=train, val=val, holdout=None, with_images=with_images)
 
+    if holdout is None:
+        load = _one_by_one(find, apply_exif=apply_exif, faulty=faulty_annotations)
+    else:
+        find_both = partial(find_parts, root=root, train=train, val=val, holdout=holdout)
+        load = Parts(find_both, apply_exif=apply_exif, faulty=faulty_annotations).load
     return _file_data(
-        find,
+        load,
         label_map="contiguous",
         apply_exif=apply_exif,
-        faulty_annotations=faulty_annotations,
         faulty_images=faulty_images,
         batch_size=batch_size,
         val_batch_size=val_batch_size,
@@ -123,12 +132,28 @@ def custom_data(
     )
 
 
+def _one_by_one(find: Callable[..., SplitSource], *, apply_exif: bool, faulty: FaultyAnnotations) -> Load:
+    """Reads the splits that `find(split, with_images=...)` finds, each when it is asked for."""
+
+    def load(split: Split, *, with_images: bool, need_annotations: bool) -> tuple[CocoAnnotations, Path]:
+        source = find(split, with_images=with_images)
+        other = None
+        if source.format == "voc":
+            # no file lists the classes of a Pascal VOC dataset: they are those of both splits
+            other = find("val" if split == "train" else "train", with_images=True)
+        annotations = load_source(
+            source, other=other, need_annotations=need_annotations, apply_exif=apply_exif, faulty=faulty
+        )
+        return annotations, source.images
+
+    return load
+
+
 def _file_data(
-    find: Callable[..., SplitSource],
+    load: Load,
     *,
     label_map: LabelMap,
     apply_exif: bool,
-    faulty_annotations: FaultyAnnotations,
     faulty_images: FaultyImages,
     batch_size: int,
     val_batch_size: int | None,
@@ -140,22 +165,13 @@ def _file_data(
     cache_dir: str | None = None,
     split_by_name: bool = False,
 ) -> DetectionData:
-    """The data whose splits `find(split, with_images=...)` finds."""
-
-    def load(split: Split, source: SplitSource, *, need_annotations: bool) -> CocoAnnotations:
-        other = None
-        if source.format == "voc" and source.part is None:
-            # no file lists the classes of a Pascal VOC dataset: they are those of both splits
-            other = find("val" if split == "train" else "train", with_images=True)
-        return load_source(
-            source, other=other, need_annotations=need_annotations, apply_exif=apply_exif, faulty=faulty_annotations
-        )
+    """The data whose splits `load` reads."""
 
     def open_split(split: Split, transforms: DetectionTransform) -> CocoDataset:
-        source = find(split, with_images=True)
+        annotations, images = load(split, with_images=True, need_annotations=split == "train")
         return CocoDataset(
-            load(split, source, need_annotations=split == "train"),
-            source.images,
+            annotations,
+            images,
             transforms,
             label_map=label_map,
             training=split == "train",
@@ -166,7 +182,8 @@ def _file_data(
         )
 
     def open_val_ground_truth() -> dict[str, Any]:
-        return load("val", find("val", with_images=False), need_annotations=True).ground_truth()
+        annotations, _ = load("val", with_images=False, need_annotations=True)
+        return annotations.ground_truth()
 
     return DetectionData(
         open_train=lambda: open_split("train", train_transforms),

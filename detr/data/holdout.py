@@ -10,32 +10,44 @@ from numpy.typing import NDArray
 
 from detr.data.annotations import CocoAnnotations
 from detr.data.faults import Fault
-from detr.data.layouts import Part
+from detr.data.layouts import Part, Split
 
 HOLDOUT_SEED = 0
 """Of the choice; that of the run is another, so runs of different seeds validate on the same images."""
 
 
 def take_part(annotations: CocoAnnotations, faults: Sequence[Fault], part: Part) -> tuple[CocoAnnotations, list[Fault]]:
-    """One split of a dataset that is not divided.
+    """One split of a dataset that is not divided; see `divide`."""
+    return divide(annotations, faults, part.holdout)[part.split]
+
+
+def divide(
+    annotations: CocoAnnotations, faults: Sequence[Fault], fraction: float
+) -> dict[Split, tuple[CocoAnnotations, list[Fault]]]:
+    """Both splits of a dataset that is not divided.
 
     Args:
         annotations: Of all images.
         faults: Of all images.
-        part: Which split.
+        fraction: Of the images, to validate on, in (0, 1).
 
     Returns:
-        The annotations of its images, and the faults of these; those of no sound image count as of training.
+        The annotations of the images of each, and the faults of these; those of no sound image count as of training.
 
     Raises:
         ValueError: The fraction leaves a split without an image.
     """
-    validating = held_out(annotations, part.holdout)
+    validating = held_out(annotations, fraction)
     ids = set(annotations.image_ids[validating].tolist())
-    is_val = part.split == "val"
     # the id of a fault may be anything that a JSON file holds
-    own = [fault for fault in faults if (isinstance(fault.image_id, int) and fault.image_id in ids) == is_val]
-    return annotations.select(validating == is_val), own
+    is_of_val = [isinstance(fault.image_id, int) and fault.image_id in ids for fault in faults]
+    return {
+        "train": (
+            annotations.select(~validating),
+            [f for f, is_val in zip(faults, is_of_val, strict=True) if not is_val],
+        ),
+        "val": (annotations.select(validating), [f for f, is_val in zip(faults, is_of_val, strict=True) if is_val]),
+    }
 
 
 def held_out(annotations: CocoAnnotations, fraction: float) -> NDArray[np.bool_]:

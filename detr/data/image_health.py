@@ -1,6 +1,7 @@
 """Checks image files one by one: there, readable, of the annotated size, and what has to be converted."""
 
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -15,6 +16,23 @@ from detr.data.images import read_image_size
 _EXIF_ORIENTATION = 0x0112
 # more than cores: on network storage the threads wait for files
 _HEADER_THREADS = 16
+# faults that are enough to refuse a split: decoding every image of one that was resized takes minutes
+ENOUGH_FAULTS = 20
+
+
+@dataclass(frozen=True)
+class HeaderFaults:
+    """What the headers of images say of them.
+
+    Attributes:
+        faults: The images that cannot be used, of those that were decoded.
+        num_suspect: Images whose header cannot be read or does not give the annotated size.
+        num_decoded: How many of these were decoded, the first in the order of the annotations.
+    """
+
+    faults: list[Fault]
+    num_suspect: int
+    num_decoded: int
 
 
 def image_faults(annotations: CocoAnnotations, folder: Path, *, apply_exif: bool, num_threads: int) -> list[Fault]:
@@ -33,11 +51,11 @@ def image_faults(annotations: CocoAnnotations, folder: Path, *, apply_exif: bool
     return [fault for fault, _ in _decode_all(annotations, folder, apply_exif, num_threads) if fault is not None]
 
 
-def header_faults(annotations: CocoAnnotations, folder: Path, *, apply_exif: bool) -> list[Fault]:
+def header_faults(annotations: CocoAnnotations, folder: Path, *, apply_exif: bool) -> HeaderFaults:
     """The images whose header cannot be read or does not give the annotated size, of those that are there.
 
-    Only what the header makes suspect is decoded, and counts if decoding it fails as well. So an image that is
-    truncated after its header is not found.
+    Only what the header makes suspect is decoded, and counts if decoding it fails as well; it is over when
+    `ENOUGH_FAULTS` were found. So an image that is truncated after its header is not found.
 
     Args:
         annotations: Its images.
@@ -45,19 +63,28 @@ def header_faults(annotations: CocoAnnotations, folder: Path, *, apply_exif: boo
         apply_exif: See `read_image`.
     """
 
-    def check(index: int) -> Fault | None:
-        path = folder / annotations.file_names[index]
-        size = tuple(annotations.image_sizes[index].tolist())
+    def is_suspect(index: int) -> bool:
         try:
-            found = read_image_size(path, apply_exif=apply_exif)
+            found = read_image_size(folder / annotations.file_names[index], apply_exif=apply_exif)
         except (ValueError, OSError):
-            found = None
-        if found is not None and (size[0] < 0 or found == size):
-            return None
+            return True
+        size = tuple(annotations.image_sizes[index].tolist())
+        return size[0] >= 0 and found != size
+
+    def decode(index: int) -> Fault | None:
+        size = tuple(annotations.image_sizes[index].tolist())
+        path = folder / annotations.file_names[index]
         return _decode(path, int(annotations.image_ids[index]), size, apply_exif)[0]
 
+    faults: list[Fault] = []
+    num_decoded = 0
     with ThreadPoolExecutor(_HEADER_THREADS) as threads:
-        return [fault for fault in threads.map(check, range(len(annotations.image_ids))) if fault is not None]
+        suspects = np.flatnonzero(list(threads.map(is_suspect, range(len(annotations.image_ids))))).tolist()
+        while num_decoded < len(suspects) and len(faults) < ENOUGH_FAULTS:
+            chunk = suspects[num_decoded : num_decoded + ENOUGH_FAULTS]
+            faults += [fault for fault in threads.map(decode, chunk) if fault is not None]
+            num_decoded += len(chunk)
+    return HeaderFaults(faults, len(suspects), num_decoded)
 
 
 def check_images(

@@ -1,9 +1,9 @@
 """Where a dataset keeps its annotations and images."""
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import yaml
 
@@ -47,6 +47,7 @@ class SplitSource:
         names: "yolo": the file with the class names.
         listing: "voc", "yolo": the text file that lists the images of the split; None: all in the folder.
         part: Which part of these images the split is; None: all of them.
+        content: "coco": what the JSON file holds, where telling that it is one took reading it; None: not read yet.
     """
 
     format: Format
@@ -55,6 +56,7 @@ class SplitSource:
     names: Path | None = None
     listing: Path | None = None
     part: Part | None = None
+    content: dict[str, Any] | None = field(default=None, compare=False, repr=False)
 
     def __str__(self) -> str:
         extra = "".join(f", {each}" for each in (self.names, self.listing, self.part) if each is not None)

@@ -50,6 +50,13 @@ def find_own_split(
             if isinstance(error, FileNotFoundError):
                 raise FileNotFoundError(message) from error
             raise ValueError(message) from error
+    return find_parts(root=root, train=train, val=val, holdout=holdout, with_images=with_images)[split]
+
+
+def find_parts(
+    *, root: str | Path | None, train: Paths, val: Paths, holdout: float, with_images: bool = True
+) -> dict[Split, SplitSource]:
+    """Both parts of a dataset that is not divided, which is looked for once; see `find_own_split`."""
     if isinstance(holdout, bool) or not isinstance(holdout, int | float) or not 0 < holdout < 1:
         raise ValueError(
             f"data.holdout must be a fraction of the images between 0 and 1, such as 0.1; got {holdout!r}. null is "
@@ -61,7 +68,11 @@ def find_own_split(
             f"data.holdout={holdout} is for data without a validation split, and here is one: {present[0]}. Set "
             "data.holdout=null to validate on it, or move it away"
         )
-    return replace(_whole(root, train, with_images), part=Part(split, float(holdout)))
+    whole = _whole(root, train, with_images)
+    return {
+        "train": replace(whole, part=Part("train", float(holdout))),
+        "val": replace(whole, part=Part("val", float(holdout))),
+    }
 
 
 def _whole(root: str | Path | None, train: Paths, with_images: bool) -> SplitSource:

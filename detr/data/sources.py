@@ -22,20 +22,16 @@ def load_source(
     """The annotations of a split; see `load_coco_annotations`.
 
     Args:
-        source: Where it is.
+        source: Where it is; all of its images.
         other: The other split, whose classes count as well where no file lists them.
         need_annotations: Whether a file without annotations is an error.
         apply_exif: See `read_image`.
         faulty: What to do about faulty entries.
     """
+    assert source.part is None  # see `detr.data.parts`
     content, faults = read_source(source, other=other, apply_exif=apply_exif)
     return checked_annotations(
-        content,
-        source.annotations,
-        need_annotations=need_annotations,
-        faulty=faulty,
-        reader_faults=faults,
-        part=source.part,
+        content, source.annotations, need_annotations=need_annotations, faulty=faulty, reader_faults=faults
     )
 
 
@@ -56,7 +52,7 @@ def read_source(
         ValueError: A file cannot be used at all.
     """
     if source.format == "coco":
-        return read_json(source.annotations), []
+        return (read_json(source.annotations) if source.content is None else source.content), []
     if source.format == "yolo":
         assert source.names is not None
         names = read_class_names(source.names)

@@ -37,7 +37,7 @@ def _coco_sources(root: Path) -> Iterator[SplitSource]:
         except ValueError:
             continue  # of another kind; such files lie about in many exports
         if all(isinstance(content.get(key), list) for key in ("images", "annotations", "categories")):
-            yield SplitSource("coco", file, _image_folder(root, file, content["images"]))
+            yield SplitSource("coco", file, _image_folder(root, file, content["images"]), content=content)
 
 
 def _image_folder(root: Path, file: Path, images: list[Any]) -> Path:

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from detr.engine.as_if_not_run import as_if_not_run
+from detr.rank_logging import OF_THIS_RANK
 from detr.structures import DetectorOutput, ImageBatch, LayerOutput
 
 logger = logging.getLogger(__name__)
@@ -100,6 +101,7 @@ class GraphedDetector(nn.Module):
                 "cuda_graphs: %.1f of %.1f GiB are free after capturing %d sizes; further ones run uncaptured. A "
                 "smaller trainer.max_graphs leaves more, a larger data.pad_to gives fewer sizes",
                 *(free / 2**30, total / 2**30, len(self._passes)),
+                extra=OF_THIS_RANK,
             )
 
     def _plain(self, images: ImageBatch) -> DetectorOutput:
@@ -143,6 +145,7 @@ class GraphedDetector(nn.Module):
                 size,
                 self.max_graphs,
                 len(self._uncaptured),
+                extra=OF_THIS_RANK,
             )
 
 

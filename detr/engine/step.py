@@ -15,6 +15,7 @@ from detr.engine.cuda_graphs import GraphedDetector
 from detr.engine.out_of_memory import can_be_halved, describe_window, halves
 from detr.engine.state import TrainState
 from detr.losses import LossOutput
+from detr.rank_logging import OF_THIS_RANK
 from detr.structures import Batch
 from detr.telemetry.host_copy import HostCopy
 from detr.telemetry.timer import PhaseTimer
@@ -130,7 +131,9 @@ def _accumulate_or_halve(
             _give_up_graphs(state, state.graphs, window)
             continue
         window = halves(window)
-        _logger.warning("a step did not fit into memory and is tried in halves:\n  %s", describe_window(window))
+        _logger.warning(
+            "a step did not fit into memory and is tried in halves:\n  %s", describe_window(window), extra=OF_THIS_RANK
+        )
         if state.device.type == "cuda":
             torch.cuda.empty_cache()
 
@@ -145,6 +148,7 @@ def _give_up_graphs(state: TrainState, graphs: GraphedDetector, window: Sequence
         "cuda_graphs: a step did not fit beside %d captured sizes, which are given up; from now on %d are captured, as "
         "they come. trainer.%s does so from the start. The step:\n  %s",
         *(held, graphs.max_graphs, key, describe_window(window)),
+        extra=OF_THIS_RANK,
     )
 
 

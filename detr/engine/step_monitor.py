@@ -15,6 +15,7 @@ from detr.engine.interval import step_values
 from detr.engine.random_state import TorchStreams, torch_streams
 from detr.engine.state import TrainState
 from detr.engine.step import StepResult
+from detr.rank_logging import OF_THIS_RANK
 from detr.structures import Batch
 from detr.telemetry.host_copy import HostCopy
 
@@ -105,7 +106,7 @@ class StepMonitor:
         if not is_routine and self._num_reports < MAX_REPORTS:
             self._num_reports += 1
             report = self._report(step, bad_terms)
-            _logger.warning("%s", report)
+            _logger.warning("%s", report, extra=OF_THIS_RANK)
         if self._policy == "stop" and not is_routine:
             raise FloatingPointError(
                 f"{report or self._summary(step, bad_terms)}\ntrainer.nonfinite=stop: the run ends here. Start "
@@ -154,6 +155,7 @@ class StepMonitor:
                         median,
                         image_ids(step.window),
                         self._rank,
+                        extra=OF_THIS_RANK,
                     )
             usual.append(value)
 

@@ -20,6 +20,7 @@ from detr.dtypes import at_least_float32
 from detr.losses.candidates import cheapest_candidates
 from detr.losses.matches import Matches, assign_on_device, matches_from_host
 from detr.losses.padded_targets import PaddedTargets
+from detr.rank_logging import OF_THIS_RANK
 from detr.telemetry.host_copy import HostCopy
 from ops import assign_runs_on
 
@@ -193,6 +194,7 @@ class HungarianMatcher(nn.Module):
             num_costs,
             self.num_nonfinite_batches,
             [image_ids[index] for index in num_bad.nonzero()[0].tolist()][:10],
+            extra=OF_THIS_RANK,
         )
 
     def _warn_if_crowded(self, problem: MatchingProblem) -> None:
@@ -208,6 +210,7 @@ class HungarianMatcher(nn.Module):
             most,
             num_queries,
             most,
+            extra=OF_THIS_RANK,
         )
 
 

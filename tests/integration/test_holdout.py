@@ -179,3 +179,14 @@ def test_a_holdout_that_cannot_be_is_one_line(refused: Tool, tmp_path: Path, ove
     cvat_coco(tmp_path / "d")
     error = refused("train", *SMALL, *(("data.holdout=0.1", override) if "val." in override else (override,)))
     assert message in error
+
+
+def test_check_dataset_parses_the_file_once(tool: Tool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    cvat_coco(tmp_path / "d")
+    content = (tmp_path / "d/annotations/instances_default.json").read_text()
+    parsed = []
+    loads = json.loads
+    monkeypatch.setattr(json, "loads", lambda text, **options: parsed.append(text) or loads(text, **options))
+    with pytest.raises(SystemExit):
+        tool("check_dataset", "data.root=d", "data.holdout=0.2", "report=report.json")
+    assert parsed.count(content) == 1

@@ -71,14 +71,34 @@ def test_a_faulty_header_is_met_when_images_to_evaluate_on_are_opened(write_data
 
 
 def test_the_first_ten_are_listed(write_dataset, content):
-    content["images"] += [{"id": 100 + i, "file_name": f"{i}.png", "width": 20, "height": 10} for i in range(25)]
+    content["images"] += [{"id": 100 + i, "file_name": f"{i}.png", "width": 20, "height": 10} for i in range(15)]
     annotations, images = write_dataset(content)
-    for number in range(25):
+    for number in range(15):
         broken(images / f"{number}.png")
-    with pytest.raises(ValueError, match="25 of the 28 images") as error:
+    with pytest.raises(ValueError, match=r"^15 of the 18 images .* cannot be evaluated on; the first") as error:
         CocoDataset(annotations, images, KEEP_SIZE, training=False)
     assert re.findall(r"image (\d+):", str(error.value)) == [str(100 + i) for i in range(10)]
-    assert "and 15 more" in str(error.value)
+    assert "and 5 more" in str(error.value)
+
+
+def test_images_that_are_all_of_another_size_are_not_all_decoded(write_dataset, content, decoded):
+    content["images"] += [{"id": 100 + i, "file_name": f"{i}.png", "width": 20, "height": 10} for i in range(60)]
+    annotations, images = write_dataset(content)
+    for number in range(60):
+        Image.new("RGB", (10, 5)).save(images / f"{number}.png")
+    with pytest.raises(ValueError, match=r"^at least 20 of the 63 images .*headers 60 are.* first 20 were decoded"):
+        CocoDataset(annotations, images, KEEP_SIZE, training=False)
+    assert sorted(decoded) == sorted(f"{number}.png" for number in range(20))
+
+
+def test_suspects_that_are_sound_do_not_hide_faults_behind_them(write_dataset, content, decoded, monkeypatch):
+    content["images"] += [{"id": 100 + i, "file_name": f"{i}.png", "width": 20, "height": 10} for i in range(60)]
+    annotations, images = write_dataset(content)
+    broken(images / "59.png")
+    monkeypatch.setattr(image_health, "read_image_size", lambda path, *, apply_exif: (1, 1))
+    with pytest.raises(ValueError, match=r"^1 of the 63 images .* cannot be evaluated on; the first:\n  image 159"):
+        CocoDataset(annotations, images, KEEP_SIZE, training=False)
+    assert len(decoded) == 63
 
 
 def test_sound_images_are_not_decoded(write_dataset, content, decoded):
