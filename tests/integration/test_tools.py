@@ -181,7 +181,10 @@ def test_a_run_goes_on_and_ends(tool: Tool, tiny: tuple[str, ...], tmp_path: Pat
     assert load_checkpoint(last).epoch == 1
     # the same command does nothing more; more epochs go on from a path
     assert "already has its 1 epochs" in tool("train", *tiny, "trainer.ema_decay=0.9")
-    tool("train", *tiny, "trainer.ema_decay=0.9", f"resume={last}", "schedule.epochs=2")
+    out = tool("train", *tiny, "trainer.ema_decay=0.9", f"resume={last}", "schedule.epochs=2", "trainer.log_every=1")
+    # the first epoch has shown what an evaluation takes
+    assert " left\n" in out
+    assert "of training left" not in out
     checkpoint = load_checkpoint(last)
     assert checkpoint.epoch == 2
     assert checkpoint.config["schedule"]["epochs"] == 2
