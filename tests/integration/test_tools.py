@@ -162,6 +162,20 @@ def test_a_run_goes_on_and_ends(tool: Tool, tiny: tuple[str, ...], tmp_path: Pat
     assert checkpoint.ema is not None
 
 
+def test_a_run_that_goes_on_with_other_batches_counts_to_its_own_end(tool: Tool, tiny: tuple[str, ...], tmp_path: Path):
+    tool("train", *tiny, "data.batch_size=2")
+    last = tmp_path / "outputs" / "debug_cpu" / "last.pt"
+    out = tool(
+        *("train", *tiny, "data.batch_size=2", "trainer.accumulate=2", "trainer.log_every=1"),
+        *(f"resume={last}", "schedule.epochs=3"),
+    )
+    # four steps were made, and two epochs of two are left: by the schedule alone it would be 8/6
+    assert load_checkpoint(last).global_step == 8
+    assert "step 5/8 |" in out
+    assert "step 8/8 |" in out
+    assert "images an optimizer step 4 instead of 2, steps an epoch 2 instead of 4" in out
+
+
 def test_two_ranks_train_and_evaluate(tiny: tuple[str, ...], tmp_path: Path, repository: Path):
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2"]
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}

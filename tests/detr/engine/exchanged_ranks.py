@@ -109,6 +109,8 @@ def run(output_dir: Path, context: DistributedContext, *, start: str = "never", 
         total_batch=IMAGES_A_STEP,
         steps_per_epoch=steps_per_epoch(loader, settings.accumulate),
         ema_decay=settings.ema_decay,
+        # a gradient of another length, clipped, would be the same
+        max_grad_norm=None,
     )
     progress = Progress()
     if folder.resume_from is not None:
