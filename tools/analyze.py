@@ -9,11 +9,12 @@ Keys:
   num_worst=12           images with most mistakes
 
 Examples:
-  python tools/analyze.py evaluation=outputs/evaluate images=/data/coco/val2017
+  python tools/analyze.py evaluation=outputs/evaluate_NAME_best images=/data/coco/val2017
   python tools/analyze.py detections=found.json annotations=instances_val.json
 
 Output:
-  outputs/analyze (output_dir=): report.html, which holds its pictures and opens in any browser, and analysis.json.
+  outputs/analyze_EVALUATION, or analyze_DETECTIONS_ANNOTATIONS (name=, output_dir=): report.html, which holds its
+  pictures and opens in any browser, and analysis.json.
 """
 
 from collections.abc import Callable
@@ -27,10 +28,12 @@ from detr.engine.run_folder import DETECTIONS, GROUND_TRUTH
 from detr.evaluation import analyze_files
 from detr.inference.analysis_report import write_analysis
 from tools.launcher import hydra_tool
+from tools.run_names import name_after_analyzed
 
 
 @hydra_tool("analyze")
 def main(cfg: DictConfig) -> None:
+    name_after_analyzed(cfg)
     files = [cfg.detections, cfg.annotations]
     if (cfg.evaluation is None) == (None in files) or (cfg.evaluation is not None and files != [None, None]):
         raise ValueError(
@@ -44,7 +47,8 @@ def main(cfg: DictConfig) -> None:
     if cfg.evaluation is not None and not all(file.is_file() for file in files):
         raise FileNotFoundError(
             f"evaluation={cfg.evaluation} is no folder of tools/evaluate.py for a checkpoint, which has {DETECTIONS} "
-            f"and {GROUND_TRUTH}; run `python tools/evaluate.py checkpoint=FILE` first, which fills outputs/evaluate"
+            f"and {GROUND_TRUTH}; run `python tools/evaluate.py checkpoint=FILE` first, which says "
+            "what folder it fills"
         )
     detections, annotations = map(Path, files)
     analysis = analyze_files(

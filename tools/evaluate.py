@@ -12,8 +12,9 @@ Examples:
   python tools/evaluate.py detections=found.json data.val.annotations=instances_val.json
 
 Output:
-  The numbers on the screen; in outputs/evaluate (output_dir=) metrics.json with the AP of each class too and, for a
-  checkpoint, detections.json and ground_truth.json, of which tools/analyze.py makes a report as well.
+  The numbers on the screen; in outputs/evaluate_NAME_best (name=, output_dir=), or evaluate_NAME_best_DATA with data.*
+  keys given, metrics.json with the AP of each class too and, for a checkpoint, detections.json and ground_truth.json,
+  of which tools/analyze.py makes a report as well. Results of other settings are not overwritten.
 """
 
 from pathlib import Path
@@ -38,11 +39,13 @@ from detr.evaluation import (
 from detr.inference.analysis_report import write_analysis
 from detr.telemetry.loggers import ConsoleLogger
 from tools.launcher import hydra_tool, print_start, resolved, start_process, warn_if_few_cores
+from tools.run_names import name_after_evaluated
 from tools.saved_model import build_detector, data_config
 
 
 @hydra_tool("evaluate")
 def main(cfg: DictConfig) -> None:
+    name_after_evaluated(cfg)
     config = resolved(cfg)
     if (cfg.checkpoint is None) == (cfg.detections is None):
         raise ValueError(

@@ -13,12 +13,11 @@ Examples:
   python tools/inspect_attention.py checkpoint=outputs/NAME/best.pt source=photo.jpg layer=encoder.layers.0 query=120
 
 Output:
-  outputs/inspect_attention (output_dir=): sampling.json and sampling.md (how far samples lie from what their query
-  looks at, by layer, level and head, in cells of the level and pixels of the resized image) and pictures; the table
-  over all heads on the screen.
+  outputs/inspect_attention_NAME_best_SOURCE (name=, output_dir=): sampling.json and sampling.md (how far samples lie
+  from what their query looks at, by layer, level and head, in cells of the level and pixels of the resized image) and
+  pictures, named after layer and query; the table over all heads on the screen. Statistics of other images, weights or
+  settings are not overwritten.
 """
-
-from pathlib import Path
 
 import torch
 from hydra.utils import instantiate
@@ -27,33 +26,39 @@ from torch import Tensor
 
 from detr.data import EvalTransform, read_image
 from detr.engine.checkpoint import load_checkpoint
-from detr.engine.run_folder import write_json
+from detr.engine.run_folder import SAMPLING, open_result_folder, write_config, write_json
 from detr.inference.image_sources import find_images
 from detr.inference.predict import detection_batch
 from detr.inference.sampling_picture import draw_sampling
 from detr.inference.sampling_stats import SamplingStats, format_sampling, sampling_tables
 from detr.models.sampling import LayerSampling, level_strides, record_sampling
 from detr.telemetry.loggers import ConsoleLogger
-from tools.launcher import hydra_tool, print_start, start_process
+from tools.launcher import hydra_tool, print_start, resolved, start_process
+from tools.run_names import name_after_checkpoint_and_source
 from tools.saved_model import build_detector
+
+# of the pictures alone, which are named after them: others go beside them
+_PICTURE_KEYS = ("layer", "query", "num_drawn")
 
 
 @hydra_tool("inspect_attention")
 def main(cfg: DictConfig) -> None:
+    name_after_checkpoint_and_source(cfg)
     if cfg.checkpoint is None or cfg.source is None:
         raise ValueError(
             "tools/inspect_attention.py needs checkpoint=FILE and source=IMAGES; got "
             f"checkpoint={cfg.checkpoint} and source={cfg.source}"
         )
     context = start_process(cfg)
+    config = {key: value for key, value in resolved(cfg).items() if key not in _PICTURE_KEYS}
+    folder = open_result_folder(cfg.output_dir, config)
     paths = find_images(cfg.source)[: cfg.num_images]
     checkpoint = load_checkpoint(cfg.checkpoint)
     precision = instantiate(cfg.precision)
     precision.prepare(context.device)
     model = build_detector(checkpoint, kernel=cfg.kernel, source=cfg.checkpoint, device=context.device)
-    folder = Path(cfg.output_dir)
-    folder.mkdir(parents=True, exist_ok=True)
     print_start(cfg, context, checkpoint=cfg.checkpoint, images=len(paths), output=folder)
+    write_config(folder, config)
 
     resize = EvalTransform(**checkpoint.preprocessing["resize"])
     stats = SamplingStats()
@@ -75,7 +80,7 @@ def main(cfg: DictConfig) -> None:
             picture.save(folder / f"{num_read:03}_{path.stem}_{layer.name}_query_{query}.png")
         num_read += 1
     rows = stats.rows(level_strides(model))
-    write_json(folder / "sampling.json", {"checkpoint": str(cfg.checkpoint), "num_images": num_read, "rows": rows})
+    write_json(folder / SAMPLING, {"checkpoint": str(cfg.checkpoint), "num_images": num_read, "rows": rows})
     (folder / "sampling.md").write_text(
         f"# Where attention samples: {num_read} images\n\n{sampling_tables(rows)}\n", encoding="utf-8"
     )

@@ -26,21 +26,21 @@ from omegaconf import DictConfig
 from detr.data.detection_data import DetectionData
 from detr.distributed import DistributedContext, is_main
 from detr.engine.checkpoint import load_checkpoint
-from detr.engine.interval import steps_per_epoch
+from detr.engine.interval import steps_left, steps_per_epoch
 from detr.engine.media import EvaluationMedia
 from detr.engine.model_card import MODEL_CARD, write_model_card
 from detr.engine.optim import describe_groups
 from detr.engine.random_state import seed_everything
 from detr.engine.restore import Progress, resume
 from detr.engine.run_checkpoint import RunDescription
-from detr.engine.run_folder import open_run_folder, start_run_folder
+from detr.engine.run_folder import METRICS_LOG, open_run_folder, start_run_folder
 from detr.engine.run_lock import RunLock
 from detr.engine.same_run import require_same_run
 from detr.engine.state import build_train_state
 from detr.engine.trainer import Trainer
 from detr.engine.weights import init_from
 from detr.evaluation import CocoEvaluator, PostProcess, format_ap
-from detr.telemetry.loggers import CompositeLogger, ConsoleLogger, JsonlLogger
+from detr.telemetry.loggers import CompositeLogger, ConsoleLogger, Evaluations, JsonlLogger, past_evaluation_s
 from tools.launcher import hydra_tool, on_rank_zero, print_start, resolved, start_process, warn_if_few_cores
 from tools.own_data import fit_to_data
 from tools.run_names import name_after_data
@@ -116,11 +116,26 @@ def train(cfg: DictConfig, context: DistributedContext, data: DetectionData, loc
         if state.compiled is not None:
             # on an H200 53 to 110 seconds, and about 15 from the cache
             print("compiling: the first step takes a minute or two, less from PyTorch's cache on disk", flush=True)
+    schedule = state.schedule
+    num_steps = progress.global_step + steps_left(
+        train_loader,
+        settings.accumulate,
+        epochs=schedule.curve.epochs,
+        epoch=progress.epoch,
+        epoch_samples=progress.epoch_samples,
+    )
     console = ConsoleLogger(
-        state.schedule.total_steps,
+        num_steps,
         first_step=progress.global_step,
         first_minutes=progress.train_s / 60,
         max_minutes=settings.max_minutes,
+        evaluations=Evaluations(
+            settings.eval_every * schedule.steps_per_epoch,
+            # what was trained with other batches counts by the epoch
+            origin=num_steps - schedule.total_steps,
+            every_minutes=settings.eval_every_minutes,
+            seconds=None if folder.resume_from is None else past_evaluation_s(folder.resume_from.parent / METRICS_LOG),
+        ),
     )
     loggers = [JsonlLogger(folder.metrics_log), console, *map(instantiate, cfg.logger.values())]
     logger = CompositeLogger(loggers, enabled=is_main())

@@ -58,6 +58,25 @@ def steps_per_epoch(loader: DetectionLoader, accumulate: int) -> int:
     return -(-len(loader) // accumulate)
 
 
+def steps_left(loader: DetectionLoader, accumulate: int, *, epochs: int, epoch: int, epoch_samples: int) -> int:
+    """Optimizer steps to the end of the schedule, from within an epoch; the loader is left at that place.
+
+    Args:
+        loader: Of the training batches.
+        accumulate: Batches an optimizer step.
+        epochs: Of the schedule.
+        epoch: Epochs finished.
+        epoch_samples: Images of the next one that all ranks together have trained on.
+    """
+    if epoch >= epochs:
+        return 0
+    loader.set_epoch(epoch)
+    whole = steps_per_epoch(loader, accumulate)
+    # beyond its end where images were taken out of the dataset since the run was saved
+    loader.set_epoch(epoch, start=min(epoch_samples, loader.num_samples))
+    return steps_per_epoch(loader, accumulate) + (epochs - epoch - 1) * whole
+
+
 def windows(batches: Iterable[Batch], size: int) -> Iterator[list[Batch]]:
     """Lists of `size` batches; the last may be shorter."""
     window: list[Batch] = []

@@ -12,6 +12,7 @@ from torch.optim import Optimizer
 
 from detr.distributed import DistributedContext, require_same
 from detr.engine.checkpoint import Checkpoint, load_checkpoint
+from detr.engine.pace import pace_change
 from detr.engine.random_state import restore_random_state
 from detr.engine.run_folder import config_differences
 from detr.engine.state import TrainState
@@ -54,7 +55,7 @@ def resume(
     """Go on from a checkpoint, exactly as if the run had not stopped, if the ranks are as many.
 
     Where this run is configured otherwise than the saved one, its own settings count, and what differs is said.
-    With other ranks each image of the epoch is still seen once.
+    With other ranks each image of the epoch is still seen once, unless batches are grouped by shape.
 
     Args:
         state: Freshly built; receives what the checkpoint holds, and the process its random streams.
@@ -91,8 +92,7 @@ def resume(
     if num_saved_ranks == context.world_size:
         restore_random_state(checkpoint.random_states[context.rank], state.device)
     if context.rank == 0:
-        differences = [] if config is None else config_differences(checkpoint.config, config)
-        _say_what_changes(state, checkpoint, context, differences)
+        _say_what_changes(state, checkpoint, context, config)
         _say_if_data_changed(checkpoint.data, data or {})
     return Progress(
         checkpoint.epoch,
@@ -105,33 +105,25 @@ def resume(
 
 
 def _say_what_changes(
-    state: TrainState, checkpoint: Checkpoint, context: DistributedContext, differences: list[str]
+    state: TrainState, checkpoint: Checkpoint, context: DistributedContext, config: Mapping[str, Any] | None
 ) -> None:
     """Say where the run goes on, and what an unbroken one would have done otherwise."""
     within = (
         f", {checkpoint.epoch_samples} images into epoch {checkpoint.epoch + 1}" if checkpoint.epoch_samples else ""
     )
     _logger.info("resuming after step %d (%d epochs done%s)", checkpoint.global_step, checkpoint.epoch, within)
+    differences = [] if config is None else config_differences(checkpoint.config, config)
     if differences:
         _logger.warning("the settings have changed, and the new ones count:\n  %s", "\n  ".join(differences))
-    num_saved_ranks = len(checkpoint.random_states)
-    if num_saved_ranks == context.world_size:
-        return
-    saved_pace, pace = checkpoint.schedule["steps_per_epoch"], state.schedule.steps_per_epoch
-    saved_lr, lr = checkpoint.optimizer["param_groups"][0]["lr"], state.optimizer.param_groups[0]["lr"]
-    _logger.warning(
-        "resuming on %d ranks what %d ranks trained. Each image of the epoch is still seen once, with the same "
-        "augmentation. What differs from an unbroken run: images a step are %.3g times as many, steps an epoch %d "
-        "instead of %d, the learning rate %.3g instead of %.3g (it follows the batch unless optimizer.scale_lr=false), "
-        "and dropout draws other numbers",
-        context.world_size,
-        num_saved_ranks,
-        context.world_size / num_saved_ranks,
-        pace,
-        saved_pace,
-        lr,
-        saved_lr,
+    change = pace_change(
+        checkpoint,
+        config or {},
+        num_ranks=context.world_size,
+        steps_per_epoch=state.schedule.steps_per_epoch,
+        lr=state.optimizer.param_groups[0]["lr"],
     )
+    if change is not None:
+        _logger.warning(change)
 
 
 def _say_if_data_changed(saved: Mapping[str, str], own: Mapping[str, str]) -> None:

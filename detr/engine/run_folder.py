@@ -20,9 +20,10 @@ CONFIG = "config.yaml"
 PREDICTIONS = "predictions.json"
 DETECTIONS = "detections.json"
 GROUND_TRUTH = "ground_truth.json"
+SAMPLING = "sampling.json"
 
 # a folder with one of these holds results that must not be lost
-_RESULTS = (LAST, BEST, METRICS, PREDICTIONS)
+_RESULTS = (LAST, BEST, METRICS, PREDICTIONS, SAMPLING)
 
 # keys that change where a run computes and what it says, not what it computes
 HARMLESS_KEYS = (

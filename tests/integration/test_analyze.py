@@ -70,7 +70,7 @@ def test_a_report_is_one_whole_page(tool: Tool, refused: Tool, tmp_path: Path):
     assert "1 correct, 0 duplicate, 1 classification, 0 localisation, 0 both, 0 background, 1 missed" in out
 
     page = Page()
-    page.feed((tmp_path / "outputs" / "analyze" / "report.html").read_text(encoding="utf-8"))
+    page.feed((tmp_path / "outputs" / "analyze_found_gt" / "report.html").read_text(encoding="utf-8"))
     page.close()
     assert page.open == []
     text = " ".join(page.texts)
@@ -88,7 +88,7 @@ def test_a_report_is_one_whole_page(tool: Tool, refused: Tool, tmp_path: Path):
         picture = Image.open(io.BytesIO(base64.b64decode(source.partition("base64,")[2])))
         picture.load()
         assert len(picture.convert("RGB").getcolors(1 << 20)) > 1
-    analysis = json.loads((tmp_path / "outputs" / "analyze" / "analysis.json").read_text())
+    analysis = json.loads((tmp_path / "outputs" / "analyze_found_gt" / "analysis.json").read_text())
     assert [each["AP"] for each in analysis["classes"]] == [pytest.approx(1.0), 0.0, None]
     assert "takes evaluation=FOLDER, or" in refused("analyze", "detections=found.json")
     message = refused("analyze", "evaluation=photos")
@@ -101,7 +101,7 @@ def test_a_report_without_anything_found(tool: Tool, tmp_path: Path):
     (tmp_path / "gt.json").write_text(json.dumps(content))
     (tmp_path / "found.json").write_text("[]")
     tool("analyze", "detections=found.json", "annotations=gt.json", "images=.")
-    assert "None has a mistake" in (tmp_path / "outputs" / "analyze" / "report.html").read_text()
+    assert "None has a mistake" in (tmp_path / "outputs" / "analyze_found_gt" / "report.html").read_text()
 
 
 def test_a_checkpoint_gets_its_report_with_its_images_in_one_command(

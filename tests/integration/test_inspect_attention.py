@@ -20,7 +20,7 @@ def test_statistics_and_pictures(tool: Tool, refused: Tool, tiny: tuple[str, ...
     command = ("inspect_attention", "checkpoint=outputs/debug_cpu/best.pt", "source=photos", "device=cpu")
     out = tool(*command, "num_drawn=1")
     assert "left out" in out
-    folder = tmp_path / "outputs" / "inspect_attention"
+    folder = tmp_path / "outputs" / "inspect_attention_debug_cpu_best_photos"
     content = json.loads((folder / "sampling.json").read_text())
     assert content["num_images"] == 2
     layers = {row["layer"] for row in content["rows"]}

@@ -41,7 +41,7 @@ def test_train_evaluate_predict(tool: Tool, refused: Tool, tiny: tuple[str, ...]
 
     out = tool("evaluate", "checkpoint=outputs/debug_cpu/best.pt")
     assert "max 100 detections" in out
-    metrics = json.loads((tmp_path / "outputs" / "evaluate" / "metrics.json").read_text())
+    metrics = json.loads((tmp_path / "outputs" / "evaluate_debug_cpu_best" / "metrics.json").read_text())
     assert list(metrics) == COCO_KEYS
     assert metrics == json.loads((run / "metrics.json").read_text())
 
@@ -73,34 +73,6 @@ def test_train_evaluate_predict(tool: Tool, refused: Tool, tiny: tuple[str, ...]
     ):
         assert words in refused(*common, "output_dir=found", *overrides)
     assert "optimizer" not in refused(*common, "treshold=0.9")
-
-
-def test_each_source_has_a_folder_and_nothing_is_overwritten(
-    tool: Tool, refused: Tool, tiny: tuple[str, ...], tmp_path: Path
-):
-    tool("train", *tiny)
-    for name in ("photos.v2", "more"):
-        (tmp_path / name).mkdir()
-        Image.new("RGB", (70, 50), "navy").save(tmp_path / name / "a.png")
-    common = ("predict", "checkpoint=outputs/debug_cpu/best.pt", "threshold=0")
-    for source, folder in {
-        "photos.v2/": "predict_photos.v2",
-        "more/*.png": "predict_more",
-        "more/a.png": "predict_a",
-        str(tmp_path / "**" / "*.png"): f"predict_{tmp_path.name}",
-    }.items():
-        tool(*common, f"source='{source}'")
-        assert (tmp_path / "outputs" / folder / "predictions.json").is_file()
-    before = (tmp_path / "outputs/predict_more/predictions.json").read_bytes()
-    # the same again may be repeated, what differs may not take its place
-    tool(*common, "source='more/*.png'")
-    message = refused(*common, "source=more")
-    assert "outputs/predict_more already holds a different run" in message
-    assert "source: more/*.png -> more" in message
-    assert "name=predict_more_2" in message
-    assert (tmp_path / "outputs/predict_more/predictions.json").read_bytes() == before
-    tool(*common, "source=more", "name=chosen")
-    assert (tmp_path / "outputs/chosen/predictions.json").is_file()
 
 
 def test_predict_on_a_video(tool: Tool, refused: Tool, tiny: tuple[str, ...], tmp_path: Path):
@@ -141,10 +113,9 @@ def test_a_dataset_on_disk(tool: Tool, tmp_path: Path):
     )
     # its detections, scored as a file, give the same numbers
     annotations = "data.val.annotations=moved/annotations/instances_val.json"
-    tool("evaluate", "detections=outputs/evaluate/detections.json", annotations, "output_dir=again")
-    first, again = (
-        json.loads((tmp_path / folder / "metrics.json").read_text()) for folder in ("outputs/evaluate", "again")
-    )
+    folder = "outputs/evaluate_own_last_moved"
+    tool("evaluate", f"detections={folder}/detections.json", annotations, "output_dir=again")
+    first, again = (json.loads((tmp_path / name / "metrics.json").read_text()) for name in (folder, "again"))
     assert first == again
 
 
@@ -181,11 +152,28 @@ def test_a_run_goes_on_and_ends(tool: Tool, tiny: tuple[str, ...], tmp_path: Pat
     assert load_checkpoint(last).epoch == 1
     # the same command does nothing more; more epochs go on from a path
     assert "already has its 1 epochs" in tool("train", *tiny, "trainer.ema_decay=0.9")
-    tool("train", *tiny, "trainer.ema_decay=0.9", f"resume={last}", "schedule.epochs=2")
+    out = tool("train", *tiny, "trainer.ema_decay=0.9", f"resume={last}", "schedule.epochs=2", "trainer.log_every=1")
+    # the first epoch has shown what an evaluation takes
+    assert " left\n" in out
+    assert "of training left" not in out
     checkpoint = load_checkpoint(last)
     assert checkpoint.epoch == 2
     assert checkpoint.config["schedule"]["epochs"] == 2
     assert checkpoint.ema is not None
+
+
+def test_a_run_that_goes_on_with_other_batches_counts_to_its_own_end(tool: Tool, tiny: tuple[str, ...], tmp_path: Path):
+    tool("train", *tiny, "data.batch_size=2")
+    last = tmp_path / "outputs" / "debug_cpu" / "last.pt"
+    out = tool(
+        *("train", *tiny, "data.batch_size=2", "trainer.accumulate=2", "trainer.log_every=1"),
+        *(f"resume={last}", "schedule.epochs=3"),
+    )
+    # four steps were made, and two epochs of two are left: by the schedule alone it would be 8/6
+    assert load_checkpoint(last).global_step == 8
+    assert "step 5/8 |" in out
+    assert "step 8/8 |" in out
+    assert "images an optimizer step 4 instead of 2, steps an epoch 2 instead of 4" in out
 
 
 def test_two_ranks_train_and_evaluate(tiny: tuple[str, ...], tmp_path: Path, repository: Path):
@@ -276,8 +264,9 @@ def test_published_detections(tool: Tool, shared_dir: Path, tmp_path: Path, back
         f"detections={folder / pair['dt']}",
         f"data.val.annotations={folder / pair['gt']}",
         f"evaluator.backend={backend}",
+        "name=scores",
     )
-    metrics = json.loads((tmp_path / "outputs" / "evaluate" / "metrics.json").read_text())
+    metrics = json.loads((tmp_path / "outputs" / "scores" / "metrics.json").read_text())
     for name, value in pair["pycocotools"].items():
         assert metrics[name] == pytest.approx(value, abs=1e-6), name
 

@@ -8,7 +8,7 @@ from typing import TypeVar
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn
 
-from detr.telemetry.loggers.time_left import TimeLeft
+from detr.telemetry.loggers.time_left import Evaluations, TimeLeft
 
 T = TypeVar("T")
 
@@ -26,10 +26,11 @@ class ConsoleLogger:
     its schedule, bar and lines count up to the step at which they will, a guess from the speed: 50/~320.
 
     Args:
-        num_steps: Steps of the whole schedule, for the bar and the time left. None: not known.
+        num_steps: The step at which the schedule ends, for the bar and the time left. None: not known.
         first_step: Steps done before this process, after a resume.
         first_minutes: Trained before this process.
         max_minutes: Of training, after which the run ends sooner than by its steps. None: the steps alone.
+        evaluations: When the run evaluates. None: at its end alone.
         console: Where to print; stdout by default. Whether it is a terminal decides about the bar.
     """
 
@@ -40,12 +41,17 @@ class ConsoleLogger:
         first_step: int = 0,
         first_minutes: float = 0.0,
         max_minutes: float | None = None,
+        evaluations: Evaluations | None = None,
         console: Console | None = None,
     ) -> None:
         self._time_left: TimeLeft | None = None
         if num_steps is not None:
             self._time_left = TimeLeft(
-                num_steps, first_step=first_step, first_minutes=first_minutes, max_minutes=max_minutes
+                num_steps,
+                first_step=first_step,
+                first_minutes=first_minutes,
+                max_minutes=max_minutes,
+                evaluations=evaluations,
             )
         self._console = console or Console()
         self._progress: Progress | None = None

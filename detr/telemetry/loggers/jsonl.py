@@ -4,8 +4,12 @@ import json
 import math
 import time
 from collections.abc import Mapping
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, TextIO
+
+# evaluations of which one ran in a process that was not just started
+_NUM_PAST = 3
 
 
 class JsonlLogger:
@@ -51,8 +55,7 @@ def read_metrics(path: Path | str) -> list[dict[str, Any]]:
         ValueError: A line before the last is not a JSON object with an integer `step`.
     """
     path = Path(path)
-    # bytes that are no text are in a line that is not JSON, which the error names
-    lines = path.read_text(encoding="utf-8", errors="replace").splitlines()
+    lines = _lines(path)
     rows: dict[int, dict[str, Any]] = {}
     for number, line in enumerate(lines, start=1):
         row = _object(line)
@@ -65,6 +68,37 @@ def read_metrics(path: Path | str) -> list[dict[str, Any]]:
             del rows[later]
         rows.setdefault(step, {}).update(row)
     return list(rows.values())
+
+
+def past_evaluation_s(path: Path | str) -> float | None:
+    """Seconds that an evaluation of a run took, with the saving around it, by the clock of its metrics.jsonl.
+
+    What passed since the line before, training left out. Where the process was another one, that holds the time in
+    which none ran; so of the last evaluations the shortest counts.
+
+    Returns:
+        None: There is no file, or no evaluation with a line before it. Lines that tell no time are left out.
+    """
+    path = Path(path)
+    rows = [_object(line) for line in _lines(path)] if path.is_file() else []
+    times = [(row, row.get("time_s"), row.get("train/minutes")) for row in rows if row is not None]
+    told = [
+        (row, float(time_s), float(minutes))
+        for row, time_s, minutes in times
+        if isinstance(time_s, int | float) and isinstance(minutes, int | float)
+    ]
+    pauses_s = [
+        time_s - before_s - 60 * (minutes - before_minutes)
+        for (_, before_s, before_minutes), (row, time_s, minutes) in pairwise(told)
+        # where a run went back to its checkpoint, what was trained in between is not known
+        if any(name.startswith("val/") for name in row) and minutes >= before_minutes
+    ]
+    return max(0.0, min(pauses_s[-_NUM_PAST:])) if pauses_s else None
+
+
+def _lines(path: Path) -> list[str]:
+    # bytes that are no text are in a line that is not JSON, which the error names
+    return path.read_text(encoding="utf-8", errors="replace").splitlines()
 
 
 def _object(line: str) -> dict[str, Any] | None:

@@ -1,6 +1,5 @@
 import contextlib
 import gc
-import pickle
 import random
 import threading
 import weakref
@@ -18,11 +17,8 @@ from detr.data import (
     SyntheticDataset,
     build_train_loader,
     build_val_loader,
-    collate,
     detr_augmentation,
 )
-from detr.data.collate import PackedBatch
-from detr.data.recycled import MAX_BUFFERS_A_WORKER, BufferStates, ReceivedBuffers, SharedPixels, WorkerBuffers
 from detr.structures import ClassTable, Target
 
 
@@ -303,51 +299,6 @@ def test_a_fault_of_ours_in_a_worker_keeps_its_stack_trace():
 
     with pytest.raises(KeyError, match=r"(?s)Traceback.*ours"):
         contents(val_loader(Broken(), num_workers=1))
-
-
-def test_collate_pads_at_the_bottom_and_the_right_and_rounds_up():
-    dataset = augmented(6)
-    samples = [dataset[index] for index in range(6)]
-    batch = collate(samples, pad_to=32)
-    _, _, H, W = batch.images.pixels.shape
-    assert H % 32 == 0
-    assert W % 32 == 0
-    assert len({tuple(size) for size in batch.images.sizes.tolist()}) > 1
-    for (image, target), pixels, size, batched in zip(
-        samples, batch.images.pixels, batch.images.sizes.tolist(), batch.targets, strict=True
-    ):
-        h, w = size
-        assert (h, w) == image.shape[1:]
-        assert torch.equal(pixels[:, :h, :w], image)
-        assert not pixels[:, h:].any()
-        assert not pixels[:, :, w:].any()
-        assert batched is target
-    assert collate(samples[:1], pad_to=1).images.pixels.shape[2:] == samples[0][0].shape[1:]
-
-
-@pytest.mark.parametrize("num_before", [0, MAX_BUFFERS_A_WORKER])
-def test_a_packed_batch_is_the_batch_again(num_before):
-    """Also where all buffers of its worker are in use."""
-    dataset = augmented(4)
-    samples = [dataset[index] for index in range(4)]
-    batch = collate(samples, pad_to=8)
-    states = BufferStates(1)
-    worker, main = WorkerBuffers(states, 0), ReceivedBuffers(states, None)
-    for _ in range(num_before):
-        assert isinstance(PackedBatch.pack(samples, 8, worker).pixels, SharedPixels)
-    packed = pickle.loads(pickle.dumps(PackedBatch.pack(samples, 8, worker)))
-    again = packed.unpack(main)
-    assert again.images.pixels.stride() == batch.images.pixels.stride()
-    assert torch.equal(again.images.pixels, batch.images.pixels)
-    assert torch.equal(again.images.padding_mask, batch.images.padding_mask)
-    assert torch.equal(again.images.sizes, batch.images.sizes)
-    for found, expected in zip(again.targets, batch.targets, strict=True):
-        assert torch.equal(found.boxes, expected.boxes)
-        assert torch.equal(found.labels, expected.labels)
-        assert (found.image_id, found.orig_size) == (expected.image_id, expected.orig_size)
-    # one tensor crosses, whatever the number of images
-    assert isinstance(packed.pixels, torch.Tensor if num_before else SharedPixels)
-    assert not any(isinstance(value, torch.Tensor) for value in (packed.sizes, *packed.targets[0]))
 
 
 def test_batches_of_images_without_boxes_load():

@@ -176,8 +176,8 @@ def test_other_ranks_go_on_at_the_same_images_and_say_what_changes(
     assert (progress.epoch, progress.epoch_samples) == (1, 4)
     [settings, ranks] = [record.message for record in caplog.records if record.levelname == "WARNING"]
     assert "a: (absent) -> 1" in settings
-    assert "on 1 ranks what 2 ranks trained" in ranks
-    assert "steps an epoch 6 instead of 3" in ranks
+    assert "ranks 1 instead of 2, steps an epoch 6 instead of 3" in ranks
+    assert "Each image of the epoch is still seen once, with the same augmentation" in ranks
     # four batches of the second epoch are left: the rates fall where the epochs end, whatever the pace was
     state.schedule.seek(1, 4)
     assert state.schedule.num_steps == 8

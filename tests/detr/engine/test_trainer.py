@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from detr.engine.checkpoint import load_checkpoint
-from detr.engine.interval import steps_per_epoch, windows
+from detr.engine.interval import steps_left, steps_per_epoch, windows
 from detr.engine.run_checkpoint import run_checkpoint
 from detr.engine.settings import TrainerSettings
 from detr.engine.trainer import Trainer
@@ -192,6 +192,16 @@ def test_steps_of_an_epoch_count_the_rest(data: Callable[..., Any]):
     loader = data(batch_size=2, num_train_images=11).train_loader(seed=0)
     assert len(loader) == 5
     assert steps_per_epoch(loader, 2) == 3
+
+
+@pytest.mark.parametrize(
+    ("epoch", "epoch_samples", "left"), [(0, 0, 12), (1, 0, 9), (1, 4, 8), (3, 8, 1), (3, 11, 0), (3, 99, 0), (4, 0, 0)]
+)
+def test_steps_to_the_end_count_from_within_an_epoch(
+    data: Callable[..., Any], epoch: int, epoch_samples: int, left: int
+):
+    loader = data(batch_size=2, num_train_images=11).train_loader(seed=0)
+    assert steps_left(loader, 2, epochs=4, epoch=epoch, epoch_samples=epoch_samples) == left
 
 
 @pytest.mark.parametrize("name", ["profile_steps", "num_pictures"])

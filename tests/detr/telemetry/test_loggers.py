@@ -14,7 +14,9 @@ from rich.console import Console
 from detr.telemetry.loggers import (
     CompositeLogger,
     ConsoleLogger,
+    Evaluations,
     JsonlLogger,
+    past_evaluation_s,
     read_metrics,
 )
 from detr.telemetry.loggers.console import format_duration
@@ -91,6 +93,34 @@ class TestJsonl:
         path.write_text('{"step": 1}\nnot json\n{"step": 2}\n')
         with pytest.raises(ValueError, match="line 2 is not a JSON object"):
             read_metrics(path)
+
+    @pytest.mark.parametrize(
+        ("rows", "seconds"),
+        [
+            ([], None),
+            # (time_s, minutes trained, whether it is an evaluation)
+            ([(100.0, 1.0, True)], None),
+            ([(100.0, 1.0, False), (220.0, 3.0, False)], None),
+            ([(100.0, 1.0, False), (265.0, 3.0, True)], 45.0),
+            # an hour in which nothing ran, before a missed evaluation
+            ([(100.0, 1.0, False), (265.0, 3.0, True), (325.0, 4.0, False), (4000.0, 4.0, True)], 45.0),
+            # back to the checkpoint: no training to tell from the rest
+            ([(100.0, 3.0, False), (265.0, 2.0, True)], None),
+            # of the last three: the first was on fewer images
+            ([(0.0, 0.0, False), (5.0, 0.0, True), (45.0, 0.0, True), (90.0, 0.0, True), (131.0, 0.0, True)], 40.0),
+        ],
+    )
+    def test_what_evaluations_took_is_read_from_the_log(
+        self, tmp_path: Path, rows: list[tuple[float, float, bool]], seconds: float | None
+    ):
+        path = tmp_path / "metrics.jsonl"
+        assert past_evaluation_s(path) is None
+        lines = [
+            {"step": number, "time_s": time_s, "train/minutes": minutes} | ({"val/AP": 0.1} if is_evaluation else {})
+            for number, (time_s, minutes, is_evaluation) in enumerate(rows)
+        ]
+        path.write_text("".join(json.dumps(line) + "\n" for line in lines) + '{"step": 9, "time')
+        assert past_evaluation_s(path) == seconds
 
 
 class Recorder:
@@ -241,7 +271,7 @@ class TestConsole:
         monkeypatch.setattr("time.monotonic", lambda: now_s)
         file = io.StringIO()
         console = Console(file=file, force_terminal=is_terminal, width=100, color_system=None)
-        logger = ConsoleLogger(1000, max_minutes=10.0, console=console)
+        logger = ConsoleLogger(1000, max_minutes=10.0, evaluations=Evaluations(50), console=console)
         logger.advance(1)
         # 50 steps in 100 s: 300 in 10 minutes
         now_s = 100.0
@@ -252,7 +282,7 @@ class TestConsole:
         logger.close()
         text = file.getvalue()
         assert text.count("step 50/~300 |") == 2
-        # 500 s of training; 60 s for every 100 s of it
+        # 500 s of training; 60 s after every 50 steps of it
         assert "0:08:20 of training left\n" in text
         assert "0:13:20 left\n" in text
         if is_terminal:
