@@ -1,10 +1,13 @@
 """What every tool shares: Hydra from any working directory, and errors a user can act on."""
 
+import json
 import logging
 import os
 import sys
+import time
 import zlib
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import Any, TypeVar, cast
 
 import hydra
@@ -26,6 +29,8 @@ _log = logging.getLogger(__name__)
 
 # mistakes of the user, whose text says what to do; anything else is ours and keeps its stack trace
 USER_ERRORS = (ValueError, OSError, ImportError, FloatingPointError, MemoryError, BackendUnavailable)
+
+SECONDS_FOR_RANK_0 = 2.0
 
 
 def hydra_tool(
@@ -183,6 +188,13 @@ def require_lists(cfg: DictConfig, examples: Mapping[str, str]) -> None:
 
 
 def fail(text: str, code: int = 1) -> None:
-    """Print an error and leave with an exit code."""
+    """Print an error and leave with an exit code; under torchrun its own report ends with the text."""
+    error_file = os.environ.get("TORCHELASTIC_ERROR_FILE")
+    if error_file:
+        if os.environ.get("RANK") != "0":
+            # all ranks mostly meet the same error, and torchrun ends them once rank 0 has said it
+            time.sleep(SECONDS_FOR_RANK_0)
+        # that report is a screen of torchrun's own stack, behind which the line below is out of sight
+        Path(error_file).write_text(json.dumps({"message": text, "timestamp": int(time.time())}))
     print(f"error: {text}\n(HYDRA_FULL_ERROR=1 shows the stack trace)", file=sys.stderr, flush=True)
     raise SystemExit(code)

@@ -1,0 +1,51 @@
+"""Two ranks under torchrun: an error that both meet is said once, and is the end of what torchrun reports."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+
+def run_two_ranks(script: Path, arguments: list[str], folder: Path, environment: dict[str, str]) -> str:
+    """What a command that fails on two ranks prints."""
+    finished = subprocess.run(
+        [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2", str(script), *arguments],
+        cwd=folder,
+        env=environment,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert finished.returncode == 1, finished.stdout
+    return finished.stdout
+
+
+@pytest.mark.parametrize(
+    ("override", "message"),
+    [("data.batch_size=0", "needs batch_size >= 1"), ("data.batch_sice=2", "batch_sice")],
+    ids=["a value", "a key"],
+)
+def test_an_error_of_all_ranks_is_said_once_and_last(
+    override: str, message: str, tmp_path: Path, environment: dict[str, str], repository: Path
+):
+    arguments = ["experiment=debug_cpu", "device=cpu", override]
+    printed = run_two_ranks(repository / "tools" / "train.py", arguments, tmp_path, environment)
+    [line] = [line for line in printed.splitlines() if line.startswith("error: ")]
+    assert message in line
+    report = printed[printed.index("Root Cause") :]
+    assert message in report
+
+
+def test_an_error_of_one_rank_is_said_too(tmp_path: Path, environment: dict[str, str]):
+    script = tmp_path / "one_rank.py"
+    script.write_text(
+        "import os, time\n"
+        "from tools.launcher import fail\n"
+        "fail('the second is broken') if os.environ['RANK'] == '1' else time.sleep(60)\n"
+    )
+    printed = run_two_ranks(script, [], tmp_path, environment)
+    assert printed.count("error: the second is broken") == 1
+    assert "the second is broken" in printed[printed.index("Root Cause") :]
