@@ -19,6 +19,9 @@ T = TypeVar("T")
 # what torchrun sets for each process
 _LAUNCH_VARIABLES = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 
+# until all ranks have started: shorter than a collective may take, for a wrong address is waited for in silence
+_LONGEST_MEETING = timedelta(minutes=10)
+
 
 @dataclass(frozen=True)
 class DistributedContext:
@@ -51,8 +54,8 @@ def init_distributed(device: str = "auto", *, timeout: timedelta = timedelta(min
         timeout: How long a collective waits for the slowest rank. The others wait while rank 0 evaluates.
 
     Raises:
-        ValueError: The launch environment is incomplete or not numeric, CUDA was named and there is none, or
-            there are more processes than GPUs.
+        ValueError: The launch environment is incomplete or not numeric, CUDA was named and there is none, there are
+            more processes than GPUs, or the ranks do not meet within 10 minutes.
     """
     rank, local_rank, world_size = _read_launch_environment(os.environ)
     resolved = _resolve_device(device, local_rank, world_size)
@@ -62,7 +65,7 @@ def init_distributed(device: str = "auto", *, timeout: timedelta = timedelta(min
         torch.get_device_module(resolved).set_device(resolved)
     store = None
     if world_size > 1:
-        shared, rank, world_size = next(dist.rendezvous("env://", rank, world_size, timeout=timeout))
+        shared = _meet(rank, world_size, timeout)
         # torchrun keeps its store when it starts the ranks again: without a prefix of their own they would look for
         # each other at the addresses of those that died, and hang
         attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
@@ -230,6 +233,27 @@ def _has_group() -> bool:
     return dist.is_available() and dist.is_initialized()
 
 
+def _meet(rank: int, world_size: int, timeout: timedelta) -> dist.Store:
+    """The store that all ranks share, whose answers are waited for as long as `timeout`.
+
+    Raises:
+        ValueError: This rank cannot reach it, or make it, or the others do not come.
+    """
+    try:
+        shared: dist.Store = next(dist.rendezvous("env://", rank, world_size, timeout=min(timeout, _LONGEST_MEETING)))[
+            0
+        ]
+    except dist.DistError as error:
+        place = f"{os.environ['MASTER_ADDR']}:{os.environ['MASTER_PORT']}"
+        raise ValueError(
+            f"rank {rank} of {world_size} did not meet the others at {place} (MASTER_ADDR and MASTER_PORT): {error}. "
+            "Give the address of rank 0's machine, as the others reach it, and a port that is free there, and start "
+            "all ranks"
+        ) from error
+    shared.set_timeout(timeout)
+    return shared
+
+
 def _read_launch_environment(environment: Mapping[str, str]) -> tuple[int, int, int]:
     """(rank, local rank, world size) from what torchrun sets; (0, 0, 1) without torchrun."""
     found = {name: environment[name] for name in _LAUNCH_VARIABLES if name in environment}
@@ -243,7 +267,7 @@ def _read_launch_environment(environment: Mapping[str, str]) -> tuple[int, int, 
             f"the environment looks like torchrun's but lacks {', '.join(missing)}; found {found}. {advice}"
         )
     numbers = {}
-    for name in ("RANK", "LOCAL_RANK", "WORLD_SIZE"):
+    for name in ("RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_PORT"):
         if not found[name].isdecimal():
             raise ValueError(f"{name} must be an integer >= 0; found {found}. {advice}")
         numbers[name] = int(found[name])

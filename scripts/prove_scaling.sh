@@ -10,6 +10,7 @@ set -euo pipefail
 # relative to where the command is typed
 [[ -z "${OUT:-}" ]] || OUT="$(realpath -m "$OUT")"
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
+source scripts/require_gpus.sh
 python=python
 [[ -x .venv/bin/python ]] && python=.venv/bin/python
 export OMP_NUM_THREADS=1 PYTHONPATH="$PWD${PYTHONPATH:+:$PYTHONPATH}"
@@ -23,9 +24,7 @@ if [[ -z "${GPUS:-}" ]]; then
     "$python" tests/integration/scaling_runs.py "$folder" --ranks 4 --overrides experiment=debug_cpu data.pad_to=96 \
         backbone.freeze_norm=true "$@"
 else
-    # on fewer it would train on the CPU for hours
-    found="$("$python" -c 'import torch; print(torch.cuda.device_count())')"
-    (( found >= GPUS )) || { echo "GPUS=$GPUS, but PyTorch sees $found; lower GPUS or leave it out" >&2; exit 1; }
+    require_gpus "$python" "$GPUS" 2
     "$python" tests/integration/scaling_runs.py "$folder" --ranks "$GPUS" --batch-size 4 --steps 300 --overrides \
         experiment=r50_refine_50ep data=synthetic '~data.label_map' backbone.pretrained=false data.size=512 data.pad_to=512 \
         data.num_val_images=40 data.num_workers=8 precision=bf16 "$@"

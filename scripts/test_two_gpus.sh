@@ -8,10 +8,12 @@
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 source scripts/quoted.sh
+source scripts/require_gpus.sh
 python=python
 [[ -x .venv/bin/python ]] && python=.venv/bin/python
 export OMP_NUM_THREADS=1 PYTHONPATH="$PWD${PYTHONPATH:+:$PYTHONPATH}"
 gpus="${GPUS:-2}"
+require_gpus "$python" "$gpus"
 folder="$(mktemp -d)"
 trap 'rm -rf "$folder"' EXIT
 torchrun=("$python" -m torch.distributed.run --standalone --nproc_per_node="$gpus")

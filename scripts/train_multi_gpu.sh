@@ -5,10 +5,12 @@
 # The learning rate follows the total batch (optimizer.scale_lr), and the run says so in one line.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
+source scripts/require_gpus.sh
 
 gpus="${GPUS:-$(.venv/bin/python -c 'import torch; print(torch.cuda.device_count())')}"
-if [[ "$gpus" -lt 1 ]]; then
+if [[ -z "${GPUS:-}" && "$gpus" == 0 ]]; then
     echo "no CUDA GPU is visible; train on the CPU with: .venv/bin/python tools/train.py $*" >&2
     exit 1
 fi
+require_gpus .venv/bin/python "$gpus"
 exec .venv/bin/torchrun --standalone --nproc_per_node="$gpus" tools/train.py "$@"

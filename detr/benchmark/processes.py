@@ -1,10 +1,12 @@
 """What runs of other processes need: they end with the one that started them, and a failure has one line."""
 
+import os
 import re
 import signal
+import subprocess
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from types import FrameType
 
 # what torchrun puts before the lines of a rank, and how a stack trace ends
@@ -12,6 +14,9 @@ _RANK = re.compile(r"^\[rank\d+\]:")
 # what a tool puts after its error
 _HINT = "(HYDRA_FULL_ERROR=1"
 _EXCEPTION = re.compile(r"^[\w.]+(Error|Exception|Unavailable)\b")
+
+# torchrun kills ranks that have not ended after 30 s
+_PATIENCE_S = 45.0
 
 
 @contextmanager
@@ -29,6 +34,24 @@ def raising_on_sigterm() -> Iterator[None]:
         yield
     finally:
         signal.signal(signal.SIGTERM, previous)
+
+
+def end_session(process: "subprocess.Popen[str]") -> None:
+    """End a process that leads a session of its own, and what it has started.
+
+    It is asked first: torchrun gives each rank a session too, which ends with it only if it can see to that. What is
+    then left of its own session, such as data workers, is killed.
+    """
+    process.terminate()
+    try:
+        # not until its output ends, which data workers hold open
+        process.wait(_PATIENCE_S)
+    except subprocess.TimeoutExpired:
+        pass
+    finally:
+        with suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
 
 
 def failure_reason(said: str) -> str:

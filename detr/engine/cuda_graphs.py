@@ -6,6 +6,7 @@ the optimizer stay outside.
 
 import gc
 import logging
+import math
 from collections.abc import Callable
 
 import torch
@@ -52,7 +53,6 @@ class GraphedDetector(nn.Module):
         # in a dict, so no submodules: their parameters are the detector's
         self._passes: dict[tuple[int, ...], _TensorPass] = {}
         self._uncaptured: set[tuple[int, ...]] = set()
-        self._most_pixels = 0
 
     @property
     def num_graphs(self) -> int:
@@ -68,8 +68,7 @@ class GraphedDetector(nn.Module):
             if len(self._passes) >= self.max_graphs:
                 self._warn_uncaptured(size)
                 return self._plain(images)
-            if images.pixels.numel() > self._most_pixels:
-                self._most_pixels = images.pixels.numel()
+            if images.pixels.numel() > max(map(math.prod, self._passes), default=0):
                 self._release()
             self._passes[size] = self._capture(images)
             self._leave_memory(images.pixels.device)

@@ -69,9 +69,9 @@ def train_step(
     Raises:
         ValueError: `window` is empty, or holds several batches for captured graphs, whose gradients would
             overwrite each other; or `state.averages_gradients` and a parameter got none.
-        torch.OutOfMemoryError: The step does not fit, nor once captured passes have given up their memory, nor in
-            halves where `state.retry_oom` allows them; weights and optimizer are as before unless it came from the
-            optimizer itself.
+        torch.OutOfMemoryError: The step does not fit, nor uncaptured once captured passes have given up their memory,
+            nor in halves where `state.retry_oom` allows them; weights and optimizer are as before unless it came from
+            the optimizer itself.
     """
     if not window:
         raise ValueError("train_step needs at least one batch; got an empty window")
@@ -123,8 +123,9 @@ def _accumulate_or_halve(
         try:
             return _accumulate(state, window, num_boxes, timer)
         except torch.OutOfMemoryError:
-            holds_graphs = state.graphs is not None and state.graphs.num_graphs > 0
-            if not (holds_graphs or (state.retry_oom and can_be_halved(window))):
+            # also where none is held: a larger size than all before gives up the others before it is captured
+            captures = state.graphs is not None and state.graphs.max_graphs > 0
+            if not (captures or (state.retry_oom and can_be_halved(window))):
                 raise
         # only here, behind the except clause, is what the failed attempt held free
         if state.graphs is not None:
@@ -144,10 +145,16 @@ def _give_up_graphs(state: TrainState, graphs: GraphedDetector, window: Sequence
     held = graphs.num_graphs
     graphs.give_up_half()
     key = f"max_graphs={graphs.max_graphs}" if graphs.max_graphs > 0 else "cuda_graphs=false"
+    if held > 0:
+        what = (
+            f"a step did not fit beside {held} captured sizes, which are given up; from now on {graphs.max_graphs} are "
+            "captured, as they come"
+        )
+    else:
+        what = "a step does not fit when it is captured; from now on none is"
     _logger.warning(
-        "cuda_graphs: a step did not fit beside %d captured sizes, which are given up; from now on %d are captured, as "
-        "they come. trainer.%s does so from the start. The step:\n  %s",
-        *(held, graphs.max_graphs, key, describe_window(window)),
+        "cuda_graphs: %s. trainer.%s does so from the start. The step:\n  %s",
+        *(what, key, describe_window(window)),
         extra=OF_THIS_RANK,
     )
 

@@ -110,8 +110,12 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=60)
     parser.add_argument("--overrides", nargs="+", default=[], help="of tools/train.py")
     options = parser.parse_args()
-    if options.batch_size % 2:
+    if options.batch_size < 2 or options.batch_size % 2:
         raise SystemExit("the batch size must be even: one run takes half of it")
+    if options.ranks < 2:
+        raise SystemExit(
+            f"--ranks is at least 2: a run on one rank is what others are compared with; got {options.ranks}"
+        )
     options.folder.mkdir(parents=True, exist_ok=True)
     total = options.ranks * options.batch_size
     shared = [

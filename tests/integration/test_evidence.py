@@ -1,9 +1,9 @@
 """Scripts of evidence: paths reach the tools whole, and what cannot run says so at once."""
 
 import os
+import re
 import shutil
 import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -15,6 +15,7 @@ SCRIPTS = Path(__file__).parents[2] / "scripts"
 SCRIPT = SCRIPTS / "evidence.sh"
 # says what it was given, in place of the tools
 PROGRAM = """#!/usr/bin/env bash
+[[ "$1" != -c ]] || { echo 8; exit; }
 printf '%s\\n' "${@:2}" > "$SAID"
 exit 1
 """
@@ -24,9 +25,9 @@ exit 1
 def keys_given(tmp_path: Path) -> Callable[..., dict[str, Any]]:
     """The keys that a script gives to its first tool, as Hydra reads them."""
     shutil.copytree(SCRIPTS, tmp_path / "scripts")
-    for program in ("bin/python", ".venv/bin/torchrun"):
+    for program in ("bin/python", ".venv/bin/python", ".venv/bin/torchrun"):
         stand_in = tmp_path / program
-        stand_in.parent.mkdir(parents=True)
+        stand_in.parent.mkdir(parents=True, exist_ok=True)
         stand_in.write_text(PROGRAM)
         stand_in.chmod(0o755)
 
@@ -76,10 +77,29 @@ def test_gradients_before_kernels_says_so(tmp_path: Path):
     assert "run the part kernels first" in ended.stderr
 
 
-def test_scaling_on_gpus_that_are_not_there_says_so(tmp_path: Path):
-    command = ["bash", str(SCRIPT.with_name("prove_scaling.sh"))]
-    python = Path(sys.executable).parent
-    environment = os.environ | {"GPUS": "99", "OUT": str(tmp_path), "PATH": f"{python}:{os.environ['PATH']}"}
-    ended = subprocess.run(command, env=environment, capture_output=True, text=True, check=False, timeout=60)
+@pytest.mark.parametrize("script", ["prove_scaling.sh", "test_two_gpus.sh", "train_multi_gpu.sh"])
+@pytest.mark.parametrize("gpus", ["99", "0", "-1", "abc", "2x", "a[0]"])
+def test_gpus_that_are_not_there_are_refused_at_once(tmp_path: Path, script: str, gpus: str):
+    """Not trained on the CPU instead, nor after the part that one GPU does."""
+    shutil.copytree(SCRIPTS, tmp_path / "scripts")
+    python = tmp_path / ".venv/bin/python"
+    python.parent.mkdir(parents=True)
+    # a machine with one GPU
+    python.write_text("#!/usr/bin/env bash\n[[ $1 == -c ]] && echo 1 || echo STARTED\n")
+    shutil.copy(python, python.with_name("torchrun"))
+    for program in (python, python.with_name("torchrun")):
+        program.chmod(0o755)
+    ended = subprocess.run(
+        ["bash", str(tmp_path / "scripts" / script)],
+        env=os.environ | {"GPUS": gpus, "OUT": str(tmp_path / "out")},
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=60,
+    )
     assert ended.returncode == 1
-    assert "GPUS=99, but PyTorch sees" in ended.stderr
+    assert "STARTED" not in ended.stdout
+    expected = (
+        "GPUS=99, but PyTorch sees 1" if gpus == "99" else f"GPUS is a number of GPUs, at least [12]; got GPUS={gpus}"
+    )
+    assert re.search(expected.replace("a[0]", r"a\[0\]"), ended.stderr), ended.stderr

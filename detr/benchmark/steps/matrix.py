@@ -1,7 +1,5 @@
 """Rows of a benchmark, each in a fresh process, in an order that cancels drift."""
 
-import os
-import signal
 import subprocess
 import sys
 import tempfile
@@ -11,7 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from detr.benchmark.override_value import quoted_value
-from detr.benchmark.processes import failure_reason, raising_on_sigterm
+from detr.benchmark.processes import end_session, failure_reason, raising_on_sigterm
 from detr.benchmark.steps.row import StepRow
 
 
@@ -112,7 +110,7 @@ def _run_row(script: Path, overrides: Sequence[str], name: str, repeat: int, tim
         result = Path(folder) / "row.json"
         arguments = [*overrides, f"row={name}", f"result={quoted_value(str(result))}", f"repeat={repeat}"]
         started_s = time.monotonic()
-        # a session of its own, so that the ranks and data workers of a row end with it
+        # a session of its own, so that the data workers of a row end with it
         process = subprocess.Popen(
             row_command(script, arguments),
             stdout=subprocess.DEVNULL,
@@ -127,8 +125,7 @@ def _run_row(script: Path, overrides: Sequence[str], name: str, repeat: int, tim
             return StepRow(name, repeat, f"failed: took more than {timeout_s:.0f} s")
         finally:
             if process.poll() is None:
-                os.killpg(process.pid, signal.SIGKILL)
-                process.wait()
+                end_session(process)
         if result.is_file():
             row = StepRow.from_json(result.read_text(encoding="utf-8"))
             start_s = time.monotonic() - started_s - sum(row.spent_s.values())

@@ -1,8 +1,10 @@
 """Ranks, collectives and the launch environment."""
 
 import json
+import socket
 import subprocess
 import sys
+from datetime import timedelta
 from pathlib import Path
 from unittest import mock
 
@@ -46,6 +48,7 @@ def test_a_cluster_address_alone_does_not_mean_torchrun(no_launcher: None, monke
     [
         ({"MASTER_PORT": None, "LOCAL_RANK": None}, r"lacks LOCAL_RANK, MASTER_PORT; found .*'RANK': '1'"),
         ({"RANK": "one"}, r"RANK must be an integer >= 0; found .*'RANK': 'one'"),
+        ({"MASTER_PORT": "abc"}, r"MASTER_PORT must be an integer >= 0; found .*'MASTER_PORT': 'abc'"),
         ({"RANK": "2"}, r"must be below WORLD_SIZE; found .*'WORLD_SIZE': '2'"),
     ],
 )
@@ -57,6 +60,22 @@ def test_a_broken_launch_environment_is_shown(
             monkeypatch.setenv(name, value)
     with pytest.raises(ValueError, match=message + r".*torchrun --nproc_per_node"):
         distributed.init_distributed("cpu")
+
+
+@pytest.mark.parametrize("rank", ["0", "1"])
+def test_ranks_that_do_not_meet_say_where_they_looked(no_launcher: None, monkeypatch: pytest.MonkeyPatch, rank: str):
+    """A port that another job holds, for rank 0; nobody who listens, for the others."""
+    for name, value in {**LAUNCH, "RANK": rank, "MASTER_ADDR": "127.0.0.1"}.items():
+        monkeypatch.setenv(name, value)
+    with socket.socket() as other:
+        other.bind(("127.0.0.1", 0))
+        if rank == "0":
+            other.listen()
+        port = other.getsockname()[1]
+        monkeypatch.setenv("MASTER_PORT", str(port))
+        with pytest.raises(ValueError, match=f"rank {rank} of 2 .* 127.0.0.1:{port} .*MASTER_ADDR"):
+            distributed.init_distributed("cpu", timeout=timedelta(seconds=2))
+    assert not torch.distributed.is_initialized()
 
 
 def test_devices_that_cannot_be(no_launcher: None):

@@ -2,6 +2,7 @@
 
 import gc
 import itertools
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -22,7 +23,7 @@ from detr.engine.state import build_train_state
 from detr.engine.step import train_step
 from detr.losses import HungarianMatcher, SetCriterion
 from detr.models import Backbone, deformable_detr
-from detr.structures import ClassTable, DetectorOutput, LayerOutput
+from detr.structures import ClassTable, DetectorOutput, ImageBatch, LayerOutput
 from ops import KernelConfig
 
 
@@ -82,6 +83,46 @@ def test_streams_that_never_come_again_do_not_hang(monkeypatch):
     streams.rewind()
     streams.rewind()
     assert next(numbers) == 33
+
+
+class Anywhere(nn.Module):
+    """Says that it is on a GPU, so that what is captured when can be seen without one."""
+
+    def parameters(self, recurse=True):
+        return iter([SimpleNamespace(device=torch.device("cuda", 0))])
+
+
+@pytest.fixture
+def pools(monkeypatch):
+    """A detector whose captures are recorded instead of made, and the pool of each: (height, pool)."""
+    recorded = []
+
+    def capture(self, images):
+        recorded.append((images.pixels.shape[2], self._pool))
+        return lambda pixels, sizes: (pixels, sizes)
+
+    monkeypatch.setattr(GraphedDetector, "_capture", capture)
+    monkeypatch.setattr(GraphedDetector, "_leave_memory", lambda self, device: None)
+    return GraphedDetector(Anywhere()), recorded
+
+
+def images_of(height):
+    return ImageBatch(torch.zeros(1, 3, height, 32, dtype=torch.uint8), torch.tensor([[height, 32]]))
+
+
+def test_no_size_shares_a_pool_that_began_with_a_smaller_one(pools):
+    graphs, recorded = pools
+    for height in (64, 32, 128, 32, 64, 48, 80):
+        graphs(images_of(height))
+    # of five sizes half are captured from now on, beginning anew with whatever comes first
+    graphs.give_up_half()
+    for height in (32, 96, 64):
+        graphs(images_of(height))
+    assert [height for height, _ in recorded] == [64, 32, 128, 32, 64, 48, 80, 32, 96, 64]
+    began = {}
+    for height, pool in recorded:
+        assert height <= began.setdefault(pool, height), recorded
+    assert graphs.num_graphs == graphs.max_graphs == 2
 
 
 gpu = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]

@@ -114,6 +114,27 @@ def test_captured_passes_give_way_to_a_step_that_does_not_fit(
     TrainerSettings(**{key: value})
 
 
+def test_a_step_that_fits_only_uncaptured_is_made(
+    train_state: Callable[..., Any], batches: Callable[..., Any], caplog: pytest.LogCaptureFixture
+):
+    """Its size gives up all others before it is captured: none is left to give way when that fails."""
+    state = train_state()
+    [batch] = batches([[2, 1]])
+    expected = train_step(copy.deepcopy(state), [batch])
+    graphs = Graphs(num_graphs=0)
+    state = replace(state, graphs=graphs)
+
+    def check(module: torch.nn.Module, arguments: tuple[Any, ...]) -> None:
+        if graphs.max_graphs:
+            raise torch.OutOfMemoryError("CUDA out of memory")
+
+    state.detector.register_forward_pre_hook(check)
+    assert train_step(state, [batch]).loss.equal(expected.loss)
+    assert graphs.max_graphs == 0
+    assert "does not fit when it is captured; from now on none is" in caplog.text
+    assert "trainer.cuda_graphs=false does so from the start" in caplog.text
+
+
 def test_without_captured_passes_it_does_not_fit(train_state: Callable[..., Any], batches: Callable[..., Any]):
     state = replace(train_state(), graphs=Graphs(num_graphs=3))
     limit_images(state.detector, 0)

@@ -92,13 +92,15 @@ def test_a_row_that_hangs_ends_with_its_children(tmp_path):
     assert (grown.stat().st_size if grown.exists() else 0) == size
 
 
-def test_a_matrix_that_is_ended_ends_its_row(tmp_path):
+@pytest.mark.parametrize("gpus", [1, 2])
+def test_a_matrix_that_is_ended_ends_its_row(tmp_path, gpus):
+    """Under torchrun too, whose ranks have sessions of their own."""
     grown, script = tmp_path / "grown", tmp_path / "row.py"
     script.write_text(ROW_SCRIPT)
     program = (
         "from pathlib import Path; from detr.benchmark.steps.matrix import run_matrix\n"
-        f"run_matrix(Path({str(script)!r}), {{'stuck': ['act=hang', 'grow={grown}']}}, shared=[], repeats=1, "
-        f"rows_file=Path({str(tmp_path / 'rows.jsonl')!r}), num_gpus=1)"
+        f"run_matrix(Path({str(script)!r}), {{'stuck': ['act=hang', 'gpus={gpus}', 'grow={grown}']}}, "
+        f"shared=[], repeats=1, rows_file=Path({str(tmp_path / 'rows.jsonl')!r}), num_gpus={gpus})"
     )
     process = subprocess.Popen([sys.executable, "-c", program], stderr=subprocess.DEVNULL)
     deadline = time.monotonic() + 60
