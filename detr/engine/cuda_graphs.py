@@ -21,19 +21,22 @@ logger = logging.getLogger(__name__)
 # of the device's memory, which captured passes leave to evaluation, to sums over ranks and to sizes still to come
 LEAST_FREE = 0.1
 
+_Size = tuple[int, ...]  # of the pixels: (N, 3, H, W)
+
 
 class GraphedDetector(nn.Module):
     """Runs a detector through one pair of CUDA graphs for each padded size and number of images.
 
     A size is captured when it first comes. All graphs share one pool of memory, since no two of them run at a time.
-    When a larger size comes than all before, the others are captured anew as they come: in a pool that began with a
-    smaller one, few of its tensors would find room. Gradients come in buffers of the graphs, which the next pass
-    overwrites: one batch an optimizer step.
+    Tensors of a larger size find little room among those of the smaller ones that the pool began with. Where memory
+    gets short by that, a new pool begins with the largest size, and the others are captured anew as they come.
+    Gradients come in buffers of the graphs, which the next pass overwrites: one batch an optimizer step.
 
     Args:
         detector: On a CUDA device, in training mode. Its parameters must stay where they are.
         max_graphs: Sizes to capture; further ones run uncaptured, which is said once for each. Falls, with a
-            warning, when less than a tenth of the device's memory is free after a capture, and in `give_up_half`.
+            warning, when less than a tenth of the device's memory is free after a capture that began a new pool or
+            needs none, and in `give_up_half`.
 
     Raises:
         ValueError: The detector is not on a CUDA device.
@@ -51,8 +54,10 @@ class GraphedDetector(nn.Module):
         self._pool = torch.cuda.graph_pool_handle()
         self._streams = _StreamRing()
         # in a dict, so no submodules: their parameters are the detector's
-        self._passes: dict[tuple[int, ...], _TensorPass] = {}
-        self._uncaptured: set[tuple[int, ...]] = set()
+        self._passes: dict[_Size, _TensorPass] = {}
+        # what the graphs read from
+        self._inputs: dict[_Size, tuple[Tensor, Tensor]] = {}
+        self._uncaptured: set[_Size] = set()
 
     @property
     def num_graphs(self) -> int:
@@ -68,10 +73,7 @@ class GraphedDetector(nn.Module):
             if len(self._passes) >= self.max_graphs:
                 self._warn_uncaptured(size)
                 return self._plain(images)
-            if images.pixels.numel() > max(map(math.prod, self._passes), default=0):
-                self._release()
-            self._passes[size] = self._capture(images)
-            self._leave_memory(images.pixels.device)
+            self._add(size, images)
         return _from_tensors(self._passes[size](images.pixels, images.sizes))
 
     def give_up_half(self) -> None:
@@ -84,34 +86,61 @@ class GraphedDetector(nn.Module):
 
     def _release(self) -> None:
         """Free what captured passes hold; the next ones start a new pool."""
-        if not self._passes:
-            return
         self._passes.clear()
+        self._inputs.clear()
         # a captured module and what replays it hold each other
         gc.collect()
         self._pool = torch.cuda.graph_pool_handle()
         torch.cuda.empty_cache()
 
-    def _leave_memory(self, device: torch.device) -> None:
-        free, total = torch.cuda.mem_get_info(device)
-        if free < LEAST_FREE * total and len(self._passes) < self.max_graphs:
+    def _add(self, size: _Size, images: ImageBatch) -> None:
+        """Capture a size; where memory is short for it, in a new pool if that makes room."""
+        device = images.pixels.device
+        largest = max([*self._passes, size], key=math.prod)
+        began_with = next(iter(self._passes), size)
+        has_gaps = math.prod(began_with) < math.prod(largest)
+        # copies, since the graph reads from where they are now
+        self._inputs[size] = (images.pixels.clone(), images.sizes.clone())
+        try:
+            self._passes[size] = self._capture(*self._inputs[size])
+            is_short = self._is_short(device)
+        except torch.OutOfMemoryError:
+            if not has_gaps:
+                raise
+            is_short = True
+        # behind the except clause, since until then the failed attempt holds memory
+        if is_short and has_gaps:
+            self._begin_anew(largest, size)
+            is_short = self._is_short(device)
+        if is_short and len(self._passes) < self.max_graphs:
             self.max_graphs = len(self._passes)
             logger.warning(
-                "cuda_graphs: %.1f of %.1f GiB are free after capturing %d sizes; further ones run uncaptured. A "
-                "smaller trainer.max_graphs leaves more, a larger data.pad_to gives fewer sizes",
-                *(free / 2**30, total / 2**30, len(self._passes)),
+                "cuda_graphs: less than %.0f%% of the GPU's memory is free after capturing %d sizes; further ones run "
+                "uncaptured. A smaller trainer.max_graphs leaves more, a larger data.pad_to gives fewer sizes",
+                *(100 * LEAST_FREE, len(self._passes)),
                 extra=OF_THIS_RANK,
             )
+
+    def _begin_anew(self, *sizes: _Size) -> None:
+        """A new pool with these sizes alone, in this order."""
+        logger.info("cuda_graphs: %d sizes are captured anew, as they come, to save memory", len(self._passes))
+        inputs = {size: self._inputs[size] for size in sizes}
+        self._release()
+        self._inputs.update(inputs)
+        for size, arguments in inputs.items():
+            self._passes[size] = self._capture(*arguments)
+
+    def _is_short(self, device: torch.device) -> bool:
+        free, total = torch.cuda.mem_get_info(device)
+        return free < LEAST_FREE * total
 
     def _plain(self, images: ImageBatch) -> DetectorOutput:
         output: DetectorOutput = self.detector(images)
         return output
 
-    def _capture(self, images: ImageBatch) -> "_TensorPass":
+    def _capture(self, pixels: Tensor, sizes: Tensor) -> "_TensorPass":
         if self.before_capture is not None:
             self.before_capture()
-        # copies, since the graph reads from where they are now
-        arguments = (images.pixels.clone(), images.sizes.clone())
         # a cast that was cached before would be captured as if it never changed
         cached = torch.is_autocast_cache_enabled()
         torch.set_autocast_cache_enabled(False)
@@ -120,9 +149,9 @@ class GraphedDetector(nn.Module):
         try:
             # warming up takes the batch at hand: batch norms would count it several times over, and a resumed run,
             # which captures anew, would draw other numbers than one that never stopped
-            with as_if_not_run(self.detector, images.pixels.device):
+            with as_if_not_run(self.detector, pixels.device):
                 captured = torch.cuda.make_graphed_callables(
-                    _TensorPass(self.detector), arguments, allow_unused_input=True, pool=self._pool
+                    _TensorPass(self.detector), (pixels, sizes), allow_unused_input=True, pool=self._pool
                 )
         finally:
             torch.set_autocast_cache_enabled(cached)
@@ -134,7 +163,7 @@ class GraphedDetector(nn.Module):
         torch.cuda.empty_cache()
         return captured
 
-    def _warn_uncaptured(self, size: tuple[int, ...]) -> None:
+    def _warn_uncaptured(self, size: _Size) -> None:
         if size not in self._uncaptured:
             self._uncaptured.add(size)
             logger.warning(

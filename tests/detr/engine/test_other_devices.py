@@ -18,7 +18,7 @@ GUARDED_ELSEWHERE = {
     ("detr/telemetry/environment.py", "_describe_gpu"): "called for GPUs that were counted",
     **{
         ("detr/engine/cuda_graphs.py", name): "the constructor refuses other devices"
-        for name in ("_capture", "_leave_memory", "_release", "rewind")
+        for name in ("_capture", "_is_short", "_release", "rewind")
     },
     ("detr/distributed.py", "barrier"): "the process group is NCCL's",
     **{
