@@ -23,6 +23,8 @@ from pathlib import Path
 from hydra.utils import instantiate
 from omegaconf import DictConfig
 
+import detr
+import ops
 from detr.data.detection_data import DetectionData
 from detr.distributed import DistributedContext, is_main
 from detr.engine.checkpoint import load_checkpoint
@@ -40,6 +42,7 @@ from detr.engine.state import build_train_state
 from detr.engine.trainer import Trainer
 from detr.engine.weights import init_from
 from detr.evaluation import CocoEvaluator, PostProcess, format_ap
+from detr.telemetry.environment import code_facts
 from detr.telemetry.loggers import CompositeLogger, ConsoleLogger, Evaluations, JsonlLogger, past_evaluation_s
 from tools.launcher import hydra_tool, on_rank_zero, print_start, resolved, start_process, warn_if_few_cores
 from tools.own_data import fit_to_data
@@ -75,7 +78,7 @@ def train(cfg: DictConfig, context: DistributedContext, data: DetectionData, loc
     )
 
     fingerprints = data.fingerprints()
-    require_same_run(config, fingerprints)
+    require_same_run(config, fingerprints, code_facts(detr, ops))
     settings = instantiate(cfg.trainer)
     num_classes = data.class_table.num_classes
     model = instantiate(cfg.model, num_classes=num_classes)

@@ -13,12 +13,13 @@ _OF_A_MACHINE = (
 )
 
 
-def require_same_run(config: Mapping[str, Any], data: Mapping[str, str]) -> None:
-    """Refuse ranks that were started with other settings, or see another dataset. A collective.
+def require_same_run(config: Mapping[str, Any], data: Mapping[str, str], code: Mapping[str, str | None]) -> None:
+    """Refuse ranks that were started with other code or settings, or see another dataset. A collective.
 
     Args:
         config: The resolved configuration of this rank.
         data: Fingerprints of the dataset that this rank reads.
+        code: Versions of what this rank computes with, see `code_facts`.
 
     Raises:
         ValueError: A rank differs from rank 0; raised on every rank.
@@ -28,7 +29,8 @@ def require_same_run(config: Mapping[str, Any], data: Mapping[str, str]) -> None
         for key, value in flatten(config).items()
         if not any(key == own or key.startswith(own + ".") for own in _OF_A_MACHINE)
     }
-    # first, since settings follow from the dataset: the number of queries from its fullest image
+    require_same(code, advice="install the same code and packages on every machine")
+    # before settings, which follow from it: the number of queries from its fullest image
     require_same(
         {f"data {split}": fingerprint for split, fingerprint in data.items()},
         advice="give every machine the same copy of the dataset",

@@ -1,5 +1,6 @@
 """What a run ran on: versions, GPUs, driver and commit; no host name, user or path."""
 
+import hashlib
 import importlib.metadata
 import os
 import platform
@@ -7,6 +8,7 @@ import shutil
 import subprocess
 from collections.abc import Mapping
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import torch
@@ -26,6 +28,8 @@ _DISTRIBUTIONS = (
     "omegaconf",
     "wandb",
 )
+# what computes a step, of those above
+_COMPUTING = ("torch", "torchvision", "triton", "timm", "numpy", "scipy", "pillow")
 _COMMAND_TIMEOUT_S = 10
 
 
@@ -75,6 +79,17 @@ def format_environment(environment: Mapping[str, Any], run: Mapping[str, object]
     }
     width = max(map(len, lines))
     return "\n".join(f"{name:<{width}}  {value}" for name, value in lines.items())
+
+
+def code_facts(*packages: ModuleType) -> dict[str, str | None]:
+    """What computes a step, for a comparison: a hash of the sources of `packages`, and versions of what they use."""
+    digest = hashlib.sha256()
+    for package in packages:
+        root = Path(package.__path__[0])
+        for path in sorted(path for path in root.rglob("*") if path.suffix in (".py", ".cuh")):
+            digest.update(path.relative_to(root).as_posix().encode() + b"\0" + path.read_bytes())
+    versions = {name: _version(name) for name in _COMPUTING} | {"torch": torch.__version__}
+    return {"sources": digest.hexdigest()[:12], **versions}
 
 
 def _version(distribution: str) -> str | None:

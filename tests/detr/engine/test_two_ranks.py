@@ -82,6 +82,10 @@ def test_gradients_of_other_weights_are_not_averaged(reports: dict[str, Any], ra
     [
         ("settings", "rank 1 differs from rank 0: optimizer.lr is 1 instead of 0; give the same command on every"),
         ("data", "rank 1 differs from rank 0: data train is 1 images instead of 0 images; give every machine the same"),
+        (
+            "code",
+            "rank 1 differs from rank 0: torch is 2.1 instead of 2.0; install the same code and packages on every",
+        ),
         ("checkpoint", "rank 1 differs from rank 0: the step is 8 instead of 7; "),
     ],
 )

@@ -84,9 +84,14 @@ def refusals(state: TrainState, context: DistributedContext, folder: Path) -> di
         "layouts": refusal(lambda: share_weights(other)),
         "no gradient": refusal(lambda: train_step(state, window)),
         "settings": refusal(
-            lambda: require_same_run({"name": str(rank), "data": {"root": f"/{rank}"}, "optimizer": {"lr": rank}}, {})
+            lambda: require_same_run(
+                {"name": str(rank), "data": {"root": f"/{rank}"}, "optimizer": {"lr": rank}}, {}, {}
+            )
         ),
-        "data": refusal(lambda: require_same_run({"model": {"num_queries": rank}}, {"train": f"{rank} images"})),
+        "data": refusal(lambda: require_same_run({"model": {"num_queries": rank}}, {"train": f"{rank} images"}, {})),
+        "code": refusal(
+            lambda: require_same_run({}, {"train": f"{rank} images"}, {"torch": f"2.{rank}", "triton": None})
+        ),
         "checkpoint": refusal(lambda: resume_other_files(state, context, folder)),
     }
 

@@ -2,14 +2,16 @@
 
 import json
 import platform
+import shutil
 import subprocess
 from pathlib import Path
 
 import pytest
 import torch
 
+import detr
 from detr.telemetry import environment
-from detr.telemetry.environment import collect_environment, format_environment
+from detr.telemetry.environment import code_facts, collect_environment, format_environment
 
 
 def test_environment_is_plain_json_without_names_of_machines_or_people():
@@ -25,6 +27,24 @@ def test_environment_is_plain_json_without_names_of_machines_or_people():
 def test_packages_that_are_not_installed_have_no_version(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(environment, "_DISTRIBUTIONS", ("torch", "surely-not-installed"))
     assert collect_environment()["versions"]["surely-not-installed"] is None
+
+
+@pytest.mark.parametrize("name", ["telemetry/environment.py", "new.py", "csrc/kernel.cuh"])
+def test_code_that_differs_in_any_source_is_told_apart(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    own = code_facts(detr)
+    assert own == code_facts(detr)
+    assert own["torch"] == torch.__version__
+    copied = tmp_path / "detr"
+    shutil.copytree(Path(detr.__path__[0]), copied, ignore=shutil.ignore_patterns("__pycache__"))
+    monkeypatch.setattr(detr, "__path__", [str(copied)])
+    # where it lies, and what Python leaves beside it, make no difference
+    (copied / "__pycache__").mkdir()
+    (copied / "__pycache__" / "x.pyc").write_bytes(b"1")
+    assert code_facts(detr) == own
+    changed = copied / name
+    changed.parent.mkdir(exist_ok=True)
+    changed.write_text((changed.read_text() if changed.exists() else "") + "\n")
+    assert code_facts(detr)["sources"] != own["sources"]
 
 
 def run_git(folder: Path, *arguments: str) -> str:
