@@ -1,10 +1,12 @@
 """Average precision of a model on a validation set: one loop for training and for tools/evaluate."""
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from contextlib import suppress
 
 import torch
 from torch import nn
 
+from detr.engine.out_of_memory import evaluation_memory_message
 from detr.engine.precision import Precision
 from detr.evaluation import CocoEvaluator, CocoMetrics, PostProcess
 from detr.structures import Batch, Detections
@@ -18,6 +20,7 @@ def evaluate(
     *,
     precision: Precision,
     device: torch.device,
+    make_room: Callable[[Batch], bool] | None = None,
 ) -> CocoMetrics:
     """Detect on this rank's share of the images and score what all ranks found.
 
@@ -30,12 +33,22 @@ def evaluate(
         postprocess: Output to detections.
         precision: Of the forward pass.
         device: Where to compute.
+        make_room: Called with a batch that does not fit into the device's memory; True if it is worth another try.
+
+    Raises:
+        MemoryError: A batch does not fit.
     """
     was_training = model.training
     model.eval()
     evaluator.reset()
     for batch in batches:
-        detections = detect(model, batch, postprocess, precision=precision, device=device)
+        detections = None
+        while detections is None:
+            # room is made behind this, since until then the failed attempt holds its own
+            with suppress(torch.OutOfMemoryError):
+                detections = detect(model, batch, postprocess, precision=precision, device=device)
+            if detections is None and not (make_room is not None and make_room(batch)):
+                raise MemoryError(evaluation_memory_message(batch))
         evaluator.update([target.image_id for target in batch.targets], detections)
     model.train(was_training)
     return evaluator.summarize()

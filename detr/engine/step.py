@@ -11,8 +11,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
 from detr.distributed import all_reduce_sum, average_tensors, world_size
-from detr.engine.cuda_graphs import GraphedDetector
-from detr.engine.out_of_memory import can_be_halved, describe_window, halves
+from detr.engine.out_of_memory import can_be_halved, describe_window, give_up_graphs, halves
 from detr.engine.state import TrainState
 from detr.losses import LossOutput
 from detr.rank_logging import OF_THIS_RANK
@@ -129,7 +128,7 @@ def _accumulate_or_halve(
                 raise
         # only here, behind the except clause, is what the failed attempt held free
         if state.graphs is not None:
-            _give_up_graphs(state, state.graphs, window)
+            give_up_graphs(state, state.graphs, "a step", window)
             continue
         window = halves(window)
         _logger.warning(
@@ -137,26 +136,6 @@ def _accumulate_or_halve(
         )
         if state.device.type == "cuda":
             torch.cuda.empty_cache()
-
-
-def _give_up_graphs(state: TrainState, graphs: GraphedDetector, window: Sequence[Batch]) -> None:
-    """Make room for a step beside the captured passes, which no plain pass can share memory with."""
-    state.optimizer.zero_grad(set_to_none=True)
-    held = graphs.num_graphs
-    graphs.give_up_half()
-    key = f"max_graphs={graphs.max_graphs}" if graphs.max_graphs > 0 else "cuda_graphs=false"
-    if held > 0:
-        what = (
-            f"a step did not fit beside {held} captured sizes, which are given up; from now on {graphs.max_graphs} are "
-            "captured, as they come"
-        )
-    else:
-        what = "a step does not fit when it is captured; from now on none is"
-    _logger.warning(
-        "cuda_graphs: %s. trainer.%s does so from the start. The step:\n  %s",
-        *(what, key, describe_window(window)),
-        extra=OF_THIS_RANK,
-    )
 
 
 def _accumulate(state: TrainState, window: Sequence[Batch], num_boxes: Tensor, timer: PhaseTimer) -> list[LossOutput]:

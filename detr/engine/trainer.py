@@ -19,7 +19,7 @@ from detr.engine.checkpoint_writer import CheckpointWriter
 from detr.engine.evaluate import evaluate
 from detr.engine.interval import Interval, eval_values, steps_per_epoch, windows
 from detr.engine.media import EvaluationMedia
-from detr.engine.out_of_memory import out_of_memory_message
+from detr.engine.out_of_memory import give_up_graphs, out_of_memory_message
 from detr.engine.preemption import Preempted, StopRequest
 from detr.engine.progress_checks import StuckWarning, require_progress
 from detr.engine.random_state import random_state
@@ -250,6 +250,13 @@ class Trainer:
             message = out_of_memory_message(window, self.state.device, is_captured=self.state.graphs is not None)
             raise MemoryError(message) from error
 
+    def _make_room(self, batch: Batch) -> bool:
+        """For a batch of an evaluation, beside the captured passes."""
+        if self.state.graphs is None or self.state.graphs.num_graphs == 0:
+            return False
+        give_up_graphs(self.state, self.state.graphs, "an evaluation", [batch])
+        return True
+
     def _enter(self, phase: str) -> None:
         self.watchdog.enter(self.progress.global_step, phase)
 
@@ -286,6 +293,7 @@ class Trainer:
             self.postprocess,
             precision=self.state.precision,
             device=self.state.device,
+            make_room=self._make_room,
         )
         self.progress.metrics = metrics.to_dict()
         is_best = self.progress.best.get("AP", float("-inf")) < metrics.AP

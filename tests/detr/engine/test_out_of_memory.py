@@ -142,6 +142,43 @@ def test_without_captured_passes_it_does_not_fit(train_state: Callable[..., Any]
         train_step(state, batches([[2, 1]]))
 
 
+def test_captured_passes_give_way_to_an_evaluation(
+    trainer: Callable[..., Any], tmp_path: Path, caplog: pytest.LogCaptureFixture
+):
+    run = trainer(tmp_path)
+    expected, _ = run._evaluate()
+    graphs = Graphs(num_graphs=5)
+    graphs.parameters = list(run.state.detector.parameters())
+    graphs.parameters[0].grad = torch.zeros_like(graphs.parameters[0])
+    run.state = replace(run.state, graphs=graphs)
+    images = []
+
+    def check(module: torch.nn.Module, arguments: tuple[Any, ...]) -> None:
+        images.append(len(arguments[0]))
+        # the second batch does not fit beside them
+        if len(images) > 1 and graphs.num_graphs:
+            raise torch.OutOfMemoryError("CUDA out of memory")
+
+    run.state.evaluated.register_forward_pre_hook(check)
+    metrics, _ = run._evaluate()
+    assert metrics == expected
+    # that batch twice, the first once
+    assert images == [2, 2, 2]
+    assert (graphs.num_graphs, graphs.max_graphs, graphs.gradients) == (0, 2, [False])
+    assert "an evaluation did not fit beside 5 captured sizes" in caplog.text
+
+
+@pytest.mark.parametrize("graphs", [None, Graphs(num_graphs=0)])
+def test_an_evaluation_that_does_not_fit_says_what_to_lower(
+    trainer: Callable[..., Any], tmp_path: Path, graphs: Graphs | None
+):
+    run = trainer(tmp_path)
+    run.state = replace(run.state, graphs=graphs)
+    limit_images(run.state.evaluated, 1)
+    with pytest.raises(MemoryError, match=r"evaluation of\n  2 images padded to (.|\n)*Lower data.val_batch_size"):
+        run._evaluate()
+
+
 @pytest.mark.parametrize("is_captured", [False, True])
 def test_what_the_message_advises_is_not_refused(batches: Callable[..., Any], is_captured: bool):
     message = out_of_memory_message(batches([[2, 1]]), torch.device("cpu"), is_captured=is_captured)
