@@ -7,6 +7,7 @@ import sys
 import time
 import zlib
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, TypeVar, cast
 
@@ -30,7 +31,7 @@ _log = logging.getLogger(__name__)
 # mistakes of the user, whose text says what to do; anything else is ours and keeps its stack trace
 USER_ERRORS = (ValueError, OSError, ImportError, FloatingPointError, MemoryError, BackendUnavailable)
 
-SECONDS_FOR_RANK_0 = 2.0
+SECONDS_FOR_FIRST_RANK = 2.0
 
 
 def hydra_tool(
@@ -190,11 +191,13 @@ def require_lists(cfg: DictConfig, examples: Mapping[str, str]) -> None:
 def fail(text: str, code: int = 1) -> None:
     """Print an error and leave with an exit code; under torchrun its own report ends with the text."""
     error_file = os.environ.get("TORCHELASTIC_ERROR_FILE")
-    if error_file:
-        if os.environ.get("RANK") != "0":
-            # all ranks mostly meet the same error, and torchrun ends them once rank 0 has said it
-            time.sleep(SECONDS_FOR_RANK_0)
-        # that report is a screen of torchrun's own stack, behind which the line below is out of sight
-        Path(error_file).write_text(json.dumps({"message": text, "timestamp": int(time.time())}))
+    if error_file and os.environ.get("LOCAL_RANK") != "0":
+        # all ranks mostly meet the same error, and torchrun ends those of its machine once the first has said it
+        time.sleep(SECONDS_FOR_FIRST_RANK)
     print(f"error: {text}\n(HYDRA_FULL_ERROR=1 shows the stack trace)", file=sys.stderr, flush=True)
+    if error_file:
+        # that report is a screen of torchrun's own stack, behind which the line above is out of sight; where the disk
+        # is full, which may be the error, that line has to do
+        with suppress(OSError):
+            Path(error_file).write_text(json.dumps({"message": text, "timestamp": int(time.time())}))
     raise SystemExit(code)

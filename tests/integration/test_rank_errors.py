@@ -1,10 +1,12 @@
-"""Two ranks under torchrun: an error that both meet is said once, and is the end of what torchrun reports."""
+"""Ranks under torchrun: an error that all meet is said once, and is the end of what torchrun reports."""
 
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+
+from tools import launcher
 
 
 def run_two_ranks(script: Path, arguments: list[str], folder: Path, environment: dict[str, str]) -> str:
@@ -49,3 +51,30 @@ def test_an_error_of_one_rank_is_said_too(tmp_path: Path, environment: dict[str,
     printed = run_two_ranks(script, [], tmp_path, environment)
     assert printed.count("error: the second is broken") == 1
     assert "the second is broken" in printed[printed.index("Root Cause") :]
+
+
+def test_on_each_of_several_machines_the_first_rank_says_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """Torchrun ends the ranks of its own machine: those of others would all say it after the wait."""
+    slept: list[float] = []
+    monkeypatch.setattr(launcher.time, "sleep", slept.append)
+    monkeypatch.setenv("TORCHELASTIC_ERROR_FILE", str(tmp_path / "error.json"))
+    for rank, local_rank, has_to_wait in ((0, 0, False), (1, 1, True), (8, 0, False), (9, 1, True)):
+        monkeypatch.setenv("RANK", str(rank))
+        monkeypatch.setenv("LOCAL_RANK", str(local_rank))
+        slept.clear()
+        with pytest.raises(SystemExit):
+            launcher.fail("broken")
+        assert bool(slept) == has_to_wait, rank
+
+
+def test_an_error_is_said_where_the_disk_takes_no_report(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+):
+    """The error is often that the disk is full."""
+    monkeypatch.setenv("TORCHELASTIC_ERROR_FILE", str(tmp_path / "gone" / "error.json"))
+    monkeypatch.setenv("RANK", "0")
+    monkeypatch.setenv("LOCAL_RANK", "0")
+    with pytest.raises(SystemExit) as left:
+        launcher.fail("no space left on device", 3)
+    assert left.value.code == 3
+    assert "error: no space left on device" in capsys.readouterr().err
