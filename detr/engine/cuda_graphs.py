@@ -155,9 +155,6 @@ class GraphedDetector(nn.Module):
                 )
         finally:
             torch.set_autocast_cache_enabled(cached)
-            # cuBLAS keeps 32 MiB a stream and thread, cut out of larger pieces that then cannot be given back; those
-            # of the graphs lie in their pool, where no other pass runs at the same time
-            torch._C._cuda_clearCublasWorkspaces()
         assert isinstance(captured, _TensorPass)
         # what warming up took outside the graphs' pool
         torch.cuda.empty_cache()
@@ -181,7 +178,9 @@ class _StreamRing:
     """Has every capture take the same stream of those that PyTorch hands out in turn, 32 a device.
 
     `make_graphed_callables` warms up on the next one, and PyTorch 2.14 captures on it, too (2.11 on one of its own).
-    What a pass frees, a later one can use on the same stream alone: with a new one each time, sizes share nothing.
+    What a pass frees, a later one can use on the same stream alone: with a new one each time, sizes share nothing. And
+    PyTorch keeps cuBLAS's workspaces for each stream, 64 MiB cut out of larger pieces that then cannot be given back.
+    They must stay: graphs go on writing to those that their stream had when they were captured.
     """
 
     NUM_STREAMS = 32

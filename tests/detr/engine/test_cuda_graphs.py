@@ -295,7 +295,7 @@ class TestOnTheGPU:
 
         assert reserved_after(heights) < 1.5 * reserved_after((512,))
 
-    def test_sizes_share_the_memory_of_one_stream(self):
+    def test_sizes_share_the_memory_of_one_stream_and_write_to_no_other(self):
         state = make_state(cuda_graphs=True)
         for height in (256, 192, 128):
             [batch] = synthetic_batches(
@@ -305,8 +305,11 @@ class TestOnTheGPU:
         segments = torch.cuda.memory_snapshot()
         in_pool = [segment for segment in segments if tuple(segment["segment_pool_id"]) == tuple(state.graphs._pool)]
         assert state.graphs.num_graphs == 3
-        assert in_pool
         assert len({segment["stream"] for segment in in_pool}) == 1
+        # what captures gave back, and more
+        others = [torch.full((2**23,), 7.0, device="cuda") for _ in range(64)]
+        train_step(state, [batch])
+        assert all(bool((other == 7).all()) for other in others)
 
     def test_a_capture_waits_for_other_threads_to_leave_the_device(self, tmp_path):
         state = make_state(cuda_graphs=True)
