@@ -76,7 +76,7 @@ def find_sources(cfg: DictConfig) -> dict[str, tuple[SplitSource, bool]]:
         if given.annotations is not None or cfg.data.root is not None:
             with_images = given.images is not None or cfg.data.root is not None
             if holdout is None:
-                found = {split: find_own_split(split, **places, holdout=None, with_images=with_images)}
+                found = {split: find_own_split(split, **places, with_images=with_images)}
             else:
                 found = find_parts(**places, holdout=holdout, with_images=with_images)
             sources |= {name: (source, with_images) for name, source in found.items()}

@@ -104,11 +104,11 @@ def custom_data(
     """A dataset of one's own, in any of the layouts of `find_split`; see `coco_data` for the other arguments.
 
     Args:
-        holdout: The fraction of the images to validate on where there is no validation split; see `find_own_split`.
+        holdout: The fraction of the images to validate on where there is no validation split; see `find_parts`.
     """
 
     def find(split: Split, *, with_images: bool) -> SplitSource:
-        return find_own_split(split, root=root, train=train, val=val, holdout=None, with_images=with_images)
+        return find_own_split(split, root=root, train=train, val=val, with_images=with_images)
 
     if holdout is None:
         load = _one_by_one(find, apply_exif=apply_exif, faulty=faulty_annotations)

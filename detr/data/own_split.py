@@ -12,51 +12,53 @@ Paths = Mapping[str, str | None]
 
 
 def find_own_split(
-    split: Split,
-    *,
-    root: str | Path | None,
-    train: Paths,
-    val: Paths,
-    holdout: float | None,
-    with_images: bool = True,
+    split: Split, *, root: str | Path | None, train: Paths, val: Paths, with_images: bool = True
 ) -> SplitSource:
-    """A split in the layouts of `find_split`, or a part of a dataset that is not divided.
+    """A split in the layouts of `find_split`; where it is not there, the error names `data.holdout` if that would do.
 
     Args:
         split: "train" or "val".
         root: The folder of the dataset.
-        train: Where the training split is, if it is not to be looked for; with `holdout`, all images.
-        val: Where the validation split is, if it is not to be looked for.
-        holdout: The fraction of the images to validate on, in (0, 1), where there is no validation split; None:
-            there is one.
+        train: Where the training split is, if it is not to be looked for.
+        val: Likewise, the validation split.
         with_images: Whether the images must be found too where a file of annotations is given.
 
     Raises:
-        ValueError: Neither a root nor a path is given, the root holds several layouts, or `holdout` is no such
-            fraction or not needed.
+        ValueError: Neither a root nor a path is given, or the root holds several layouts.
         FileNotFoundError: The root does not exist or holds none.
     """
-    if holdout is None:
-        given = train if split == "train" else val
-        if not with_images and given["annotations"] is not None:
-            return SplitSource("coco", Path(given["annotations"]).expanduser(), Path())
-        try:
-            return find_split(split, root=root, **given)
-        except (FileNotFoundError, ValueError) as error:
-            sources = [] if _val_sources(root, val) else _whole_sources(root, train)
-            if len(sources) != 1:
-                raise
-            message = f"{error}. Or hold a tenth of {sources[0]} out for validation: data.holdout=0.1"
-            if isinstance(error, FileNotFoundError):
-                raise FileNotFoundError(message) from error
-            raise ValueError(message) from error
-    return find_parts(root=root, train=train, val=val, holdout=holdout, with_images=with_images)[split]
+    given = train if split == "train" else val
+    if not with_images and given["annotations"] is not None:
+        return SplitSource("coco", Path(given["annotations"]).expanduser(), Path())
+    try:
+        return find_split(split, root=root, **given)
+    except (FileNotFoundError, ValueError) as error:
+        sources = [] if _val_sources(root, val) else _whole_sources(root, train)
+        if len(sources) != 1:
+            raise
+        message = f"{error}. Or hold a tenth of {sources[0]} out for validation: data.holdout=0.1"
+        if isinstance(error, FileNotFoundError):
+            raise FileNotFoundError(message) from error
+        raise ValueError(message) from error
 
 
 def find_parts(
     *, root: str | Path | None, train: Paths, val: Paths, holdout: float, with_images: bool = True
 ) -> dict[Split, SplitSource]:
-    """Both parts of a dataset that is not divided, which is looked for once; see `find_own_split`."""
+    """Both parts of a dataset that is not divided, which is looked for once.
+
+    Args:
+        root: The folder of the dataset.
+        train: Where all images are, if they are not to be looked for.
+        val: Where a validation split is, which there must not be.
+        holdout: The fraction of the images to validate on, in (0, 1).
+        with_images: Whether the images must be found too where a file of annotations is given.
+
+    Raises:
+        ValueError: `holdout` is no such fraction or not needed, neither a root nor a path is given, or the root holds
+            several datasets.
+        FileNotFoundError: The root does not exist or holds none.
+    """
     if isinstance(holdout, bool) or not isinstance(holdout, int | float) or not 0 < holdout < 1:
         raise ValueError(
             f"data.holdout must be a fraction of the images between 0 and 1, such as 0.1; got {holdout!r}. null is "

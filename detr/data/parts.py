@@ -40,8 +40,8 @@ class Parts:
             need_annotations: A file without annotations is an error either way: nothing could be divided by class.
 
         Raises:
-            FileNotFoundError: See `find_own_split`.
-            ValueError: See `find_own_split` and `load_coco_annotations`; or the fraction leaves a split without an
+            FileNotFoundError: See `find_parts`.
+            ValueError: See `find_parts` and `load_coco_annotations`; or the fraction leaves a split without an
                 image.
         """
         if not self._parts or (with_images and self._images is None):

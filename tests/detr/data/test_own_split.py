@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from PIL import Image
 
-from detr.data import SplitSource, find_own_split
+from detr.data import SplitSource, find_own_split, find_parts
 from detr.data.layouts import Part
 
 NOTHING = {"annotations": None, "images": None}
@@ -24,7 +24,8 @@ def write(root: Path, file: str, folder: str) -> tuple[Path, Path]:
 
 
 def find(split, *, root=None, train=NOTHING, val=NOTHING, holdout=None, with_images=True):
-    return find_own_split(split, root=root, train=train, val=val, holdout=holdout, with_images=with_images)
+    places = {"root": root, "train": train, "val": val, "with_images": with_images}
+    return find_own_split(split, **places) if holdout is None else find_parts(**places, holdout=holdout)[split]
 
 
 @pytest.mark.parametrize("split", ["train", "val"])
