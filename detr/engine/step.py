@@ -122,7 +122,7 @@ def _accumulate_or_halve(
         try:
             return _accumulate(state, window, num_boxes, timer)
         except torch.OutOfMemoryError:
-            # also where none is held: a larger size than all before gives up the others before it is captured
+            # also where none is held: a new pool gives up the others before its first size is captured
             captures = state.graphs is not None and state.graphs.max_graphs > 0
             if not (captures or (state.retry_oom and can_be_halved(window))):
                 raise

@@ -117,7 +117,7 @@ def test_captured_passes_give_way_to_a_step_that_does_not_fit(
 def test_a_step_that_fits_only_uncaptured_is_made(
     train_state: Callable[..., Any], batches: Callable[..., Any], caplog: pytest.LogCaptureFixture
 ):
-    """Its size gives up all others before it is captured: none is left to give way when that fails."""
+    """A new pool gives up all others before its first size is captured: none is left to give way when that fails."""
     state = train_state()
     [batch] = batches([[2, 1]])
     expected = train_step(copy.deepcopy(state), [batch])
