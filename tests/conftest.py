@@ -30,6 +30,30 @@ def environment() -> dict[str, str]:
 
 
 @pytest.fixture(scope="session")
+def run_script(environment: dict[str, str]) -> Callable[..., subprocess.CompletedProcess[str]]:
+    """Runs a script of this checkout in a process of its own, or in `ranks` under torchrun; what it said is the message
+    where it ends with another exit code."""
+
+    def run(
+        script: Path, *arguments: str, ranks: int = 1, cwd: Path | None = None, timeout_s: float = 120, code: int = 0
+    ) -> subprocess.CompletedProcess[str]:
+        torchrun = ["-m", "torch.distributed.run", "--standalone", f"--nproc_per_node={ranks}"] if ranks > 1 else []
+        finished = subprocess.run(
+            [sys.executable, *torchrun, str(script), *arguments],
+            cwd=cwd,
+            env=environment,
+            capture_output=True,
+            text=True,
+            timeout=timeout_s,
+            check=False,
+        )
+        assert finished.returncode == code, finished.stdout + finished.stderr
+        return finished
+
+    return run
+
+
+@pytest.fixture(scope="session")
 def shared_dir() -> Path:
     """The folder of reference tensors and real data beside the checkout; tests skip where it is absent."""
     path = REPOSITORY.parent / "shared"

@@ -1,8 +1,7 @@
 """Faults of scripts/prove_faults.sh that need no waiting: what they say, and that they cost at most an interval."""
 
 import json
-import subprocess
-import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -19,16 +18,8 @@ FAULTS = {
 
 
 @pytest.fixture(scope="module")
-def outcomes(environment: dict[str, str]) -> dict[str, Any]:
-    finished = subprocess.run(
-        [sys.executable, str(WORKER), "--json", *FAULTS],
-        env=environment,
-        capture_output=True,
-        text=True,
-        timeout=280,
-        check=False,
-    )
-    assert finished.returncode == 0, finished.stderr
+def outcomes(run_script: Callable[..., Any]) -> dict[str, Any]:
+    finished = run_script(WORKER, "--json", *FAULTS, timeout_s=280)
     return json.loads(finished.stdout) | {"stderr": finished.stderr}
 
 

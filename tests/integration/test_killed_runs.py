@@ -1,19 +1,11 @@
 """A few of the kills of scripts/prove_resume.sh."""
 
-import subprocess
-import sys
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 WORKER = Path(__file__).with_name("killed_runs.py")
 
 
-def test_killed_processes_lose_nothing(environment: dict[str, str]):
-    finished = subprocess.run(
-        [sys.executable, str(WORKER), "saving", "resume", "--kills", "2", "--world-sizes", "2"],
-        env=environment,
-        capture_output=True,
-        text=True,
-        timeout=280,
-        check=False,
-    )
-    assert finished.returncode == 0, finished.stdout + finished.stderr
+def test_killed_processes_lose_nothing(run_script: Callable[..., Any]):
+    run_script(WORKER, "saving", "resume", "--kills", "2", "--world-sizes", "2", timeout_s=280)

@@ -1,28 +1,12 @@
 """Ranks under torchrun: an error that all meet is said once, and is the end of what torchrun reports."""
 
-import subprocess
-import sys
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from tools import launcher
-
-
-def run_two_ranks(script: Path, arguments: list[str], folder: Path, environment: dict[str, str]) -> str:
-    """What a command that fails on two ranks prints."""
-    finished = subprocess.run(
-        [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2", str(script), *arguments],
-        cwd=folder,
-        env=environment,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        timeout=120,
-        check=False,
-    )
-    assert finished.returncode == 1, finished.stdout
-    return finished.stdout
 
 
 @pytest.mark.parametrize(
@@ -31,26 +15,26 @@ def run_two_ranks(script: Path, arguments: list[str], folder: Path, environment:
     ids=["a value", "a key"],
 )
 def test_an_error_of_all_ranks_is_said_once_and_last(
-    override: str, message: str, tmp_path: Path, environment: dict[str, str], repository: Path
+    override: str, message: str, tmp_path: Path, run_script: Callable[..., Any], repository: Path
 ):
     arguments = ["experiment=debug_cpu", "device=cpu", override]
-    printed = run_two_ranks(repository / "tools" / "train.py", arguments, tmp_path, environment)
-    [line] = [line for line in printed.splitlines() if line.startswith("error: ")]
+    said = run_script(repository / "tools" / "train.py", *arguments, ranks=2, cwd=tmp_path, code=1).stderr
+    [line] = [line for line in said.splitlines() if line.startswith("error: ")]
     assert message in line
-    report = printed[printed.index("Root Cause") :]
+    report = said[said.index("Root Cause") :]
     assert message in report
 
 
-def test_an_error_of_one_rank_is_said_too(tmp_path: Path, environment: dict[str, str]):
+def test_an_error_of_one_rank_is_said_too(tmp_path: Path, run_script: Callable[..., Any]):
     script = tmp_path / "one_rank.py"
     script.write_text(
         "import os, time\n"
         "from tools.launcher import fail\n"
         "fail('the second is broken') if os.environ['RANK'] == '1' else time.sleep(60)\n"
     )
-    printed = run_two_ranks(script, [], tmp_path, environment)
-    assert printed.count("error: the second is broken") == 1
-    assert "the second is broken" in printed[printed.index("Root Cause") :]
+    said = run_script(script, ranks=2, cwd=tmp_path, code=1).stderr
+    assert said.count("error: the second is broken") == 1
+    assert "the second is broken" in said[said.index("Root Cause") :]
 
 
 def test_on_each_of_several_machines_the_first_rank_says_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):

@@ -1,10 +1,10 @@
 """Two ranks under torchrun: what both meet alike is said once, what one may meet alone is said with its number."""
 
 import json
-import subprocess
-import sys
 from collections import Counter
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from PIL import Image
@@ -29,27 +29,21 @@ def write_split(folder: Path) -> None:
     (folder / "_annotations.coco.json").write_text(json.dumps(content))
 
 
-def test_ranks_say_once_what_they_meet_alike(tmp_path: Path, environment: dict[str, str], repository: Path):
+def test_ranks_say_once_what_they_meet_alike(tmp_path: Path, run_script: Callable[..., Any], repository: Path):
     for split in ("train", "val"):
         write_split(tmp_path / "d" / split)
     # a file that is no image is left out on every rank
     (tmp_path / "d/train/7.png").write_bytes(b"broken")
-    finished = subprocess.run(
-        [
-            *(sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2"),
-            *(str(repository / "tools" / "train.py"), "data=custom", "data.root=d", "device=cpu", "schedule.epochs=1"),
-            *("data.num_workers=0", "data.batch_size=2", "transforms=fixed", "transforms.eval.size=[64,64]"),
-            *("data.faulty_annotations=drop", "data.faulty_images=skip", "model.num_queries=2"),
-            *("backbone.name=test_vit", "backbone.freeze=[]", "+backbone.timm_args.dynamic_img_size=true"),
-        ],
+    finished = run_script(
+        repository / "tools" / "train.py",
+        *("data=custom", "data.root=d", "device=cpu", "schedule.epochs=1"),
+        *("data.num_workers=0", "data.batch_size=2", "transforms=fixed", "transforms.eval.size=[64,64]"),
+        *("data.faulty_annotations=drop", "data.faulty_images=skip", "model.num_queries=2"),
+        *("backbone.name=test_vit", "backbone.freeze=[]", "+backbone.timm_args.dynamic_img_size=true"),
+        ranks=2,
         cwd=tmp_path,
-        env=environment,
-        capture_output=True,
-        text=True,
-        timeout=200,
-        check=False,
+        timeout_s=200,
     )
-    assert finished.returncode == 0, finished.stdout + finished.stderr
     lines = finished.stdout.splitlines()
     for warning in ("1 faulty entries dropped", "1 of 8 images skipped", "levels of test_vit share a stride"):
         assert warning in finished.stdout

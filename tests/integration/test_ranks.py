@@ -1,8 +1,7 @@
 """Several ranks do what one does: evaluation, stopping together, batch statistics, too few images."""
 
 import json
-import subprocess
-import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -12,17 +11,8 @@ WORKER = Path(__file__).with_name("rank_cases.py")
 
 
 @pytest.fixture(scope="module")
-def report(environment: dict[str, str]) -> dict[str, Any]:
-    finished = subprocess.run(
-        [sys.executable, str(WORKER)],
-        env=environment,
-        capture_output=True,
-        text=True,
-        timeout=280,
-        check=False,
-    )
-    assert finished.returncode == 0, finished.stderr
-    return json.loads(finished.stdout)
+def report(run_script: Callable[..., Any]) -> dict[str, Any]:
+    return json.loads(run_script(WORKER, timeout_s=280).stdout)
 
 
 @pytest.mark.parametrize("case", ["21 images, batch 1", "21 images, batch 4, fixed pad_to", "3 images on 4 ranks"])

@@ -2,10 +2,10 @@
 
 import json
 import socket
-import subprocess
-import sys
+from collections.abc import Callable
 from datetime import timedelta
 from pathlib import Path
+from typing import Any
 from unittest import mock
 
 import pytest
@@ -106,19 +106,8 @@ def test_auto_takes_the_cpu_where_there_is_no_gpu(no_launcher: None):
         assert distributed.init_distributed("auto").device == torch.device("cpu")
 
 
-def test_collectives_of_two_ranks(tmp_path: Path, environment: dict[str, str]):
-    finished = subprocess.run(
-        [
-            *(sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2"),
-            *(str(Path(__file__).with_name("two_ranks.py")), str(tmp_path)),
-        ],
-        env=environment,
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
-    )
-    assert finished.returncode == 0, finished.stderr
+def test_collectives_of_two_ranks(tmp_path: Path, run_script: Callable[..., Any]):
+    run_script(Path(__file__).with_name("two_ranks.py"), str(tmp_path), ranks=2)
     reports = [json.loads((tmp_path / f"{rank}.json").read_text()) for rank in (0, 1)]
     for rank, report in enumerate(reports):
         assert report["context"] == [rank, rank, 2, "cpu"]
@@ -175,14 +164,6 @@ def test_averaging_copies_along_the_memory(monkeypatch: pytest.MonkeyPatch):
     assert all(tensor.equal(given) for tensor, given in zip(tensors, before, strict=True))
 
 
-def test_ranks_that_torchrun_starts_again_find_each_other(environment: dict[str, str]):
+def test_ranks_that_torchrun_starts_again_find_each_other(run_script: Callable[..., Any]):
     # the store still holds where the dead ones listened: without a prefix of each attempt the new ones hang
-    finished = subprocess.run(
-        [sys.executable, str(Path(__file__).with_name("restarted_ranks.py"))],
-        env=environment,
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
-    )
-    assert finished.returncode == 0, finished.stderr
+    run_script(Path(__file__).with_name("restarted_ranks.py"))

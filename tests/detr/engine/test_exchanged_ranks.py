@@ -1,8 +1,8 @@
 """Ranks exchanged for accumulated batches, with as many images a step: the same run, also from within an epoch."""
 
-import subprocess
-import sys
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -16,24 +16,15 @@ STOP_AFTER = 4
 
 
 @pytest.fixture(scope="module")
-def runs(tmp_path_factory: pytest.TempPathFactory, environment: dict[str, str]) -> Path:
+def runs(tmp_path_factory: pytest.TempPathFactory, run_script: Callable[..., Any]) -> Path:
     """A folder with those of one rank and of two, and of each the first half, which the other went on from."""
     folder = tmp_path_factory.mktemp("exchanged")
-    launch = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2"]
-    for command, parts in (
-        ([sys.executable], ["one", f"one_half:{STOP_AFTER}"]),
-        (launch, ["two", "one_two<one_half", f"two_half:{STOP_AFTER}"]),
-        ([sys.executable], ["two_one<two_half"]),
+    for ranks, parts in (
+        (1, ["one", f"one_half:{STOP_AFTER}"]),
+        (2, ["two", "one_two<one_half", f"two_half:{STOP_AFTER}"]),
+        (1, ["two_one<two_half"]),
     ):
-        finished = subprocess.run(
-            [*command, str(WORKER), str(folder), *parts],
-            env=environment,
-            capture_output=True,
-            text=True,
-            timeout=240,
-            check=False,
-        )
-        assert finished.returncode == 0, finished.stderr
+        finished = run_script(WORKER, str(folder), *parts, ranks=ranks, timeout_s=240)
         (folder / f"{parts[0]}.log").write_text(finished.stdout + finished.stderr)
     return folder
 

@@ -1,8 +1,7 @@
 """Two gloo ranks score what one rank scores, however the images are split."""
 
 import json
-import subprocess
-import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -12,20 +11,11 @@ WORKER = Path(__file__).with_name("two_ranks.py")
 
 
 @pytest.fixture(scope="module")
-def reports(tmp_path_factory: pytest.TempPathFactory, environment: dict[str, str]) -> dict[str, Any]:
+def reports(tmp_path_factory: pytest.TempPathFactory, run_script: Callable[..., Any]) -> dict[str, Any]:
     """What each rank of one and of two reports."""
     output_dir = tmp_path_factory.mktemp("two_ranks")
-    launch = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2"]
-    for command in ([sys.executable], launch):
-        finished = subprocess.run(
-            [*command, str(WORKER), str(output_dir)],
-            env=environment,
-            capture_output=True,
-            text=True,
-            timeout=120,
-            check=False,
-        )
-        assert finished.returncode == 0, finished.stderr
+    for ranks in (1, 2):
+        run_script(WORKER, str(output_dir), ranks=ranks)
     return {path.stem: json.loads(path.read_text()) for path in output_dir.iterdir()}
 
 
