@@ -31,7 +31,8 @@ _log = logging.getLogger(__name__)
 # mistakes of the user, whose text says what to do; anything else is ours and keeps its stack trace
 USER_ERRORS = (ValueError, OSError, ImportError, FloatingPointError, MemoryError, BackendUnavailable)
 
-SECONDS_FOR_FIRST_RANK = 2.0
+# ranks start seconds apart where a machine is busy
+SECONDS_FOR_FIRST_RANK = 10.0
 
 
 def hydra_tool(
